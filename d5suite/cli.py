@@ -69,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except Exception:  # exit code 1 would mean a verdict
+    except Exception as error:  # exit code 1 would mean a verdict
+        if isinstance(error, OSError) and error.filename is not None:
+            _complain(f"error: {error.filename}: {error.strerror}\n")
+            return 2
         import traceback
 
         _complain(f"{traceback.format_exc()}error: a fault of d5suite; report it with the lines above\n")

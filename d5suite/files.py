@@ -1,10 +1,12 @@
 """Atomic files, and files in the cache that several processes make only once.
 
-May import the standard library and `d5suite.errors`, and h5py inside functions.
+May import the standard library and `d5suite.errors`, and h5py inside functions. One file, because
+every room both reads and writes files.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import glob
@@ -14,15 +16,17 @@ import io
 import json
 import math
 import os
+import select
 import shutil
 import stat
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from d5suite.errors import DataError, JobError
 
@@ -32,7 +36,13 @@ if TYPE_CHECKING:
 LARGEST_JSON = 256 << 20
 """Limit of a JSON file in bytes; results of a whole run have less than 1 MB."""
 
+DEEPEST_JSON = 100
+"""Most levels of lists and objects in a JSON file; a result has about 12."""
+
 _LONGEST_INTEGER = 22  # characters of 2**64 - 1 and a sign
+_MOST_DIGITS = 4000  # Python converts a few more, in either direction
+
+_LONGEST_STEM = 160  # bytes: a name may have 255, and temporary files have longer ones
 
 PATIENCE_S = 1.0
 """Seconds to wait for a lock before printing a note."""
@@ -53,6 +63,12 @@ def cache_folder() -> Path:
     if own := os.environ.get("D5SUITE_CACHE"):
         return Path(os.path.abspath(own))
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "d5suite"
+
+
+def stem(path: Path) -> str:
+    """Return what the names of temporary files beside ``path`` begin with."""
+    name = os.fsencode(path.name)
+    return path.name if len(name) <= _LONGEST_STEM else hashlib.sha256(name).hexdigest()
 
 
 class PendingFile:
@@ -82,12 +98,12 @@ class PendingFile:
             raise OSError(errno.EINVAL, "this is not a regular file", str(path))
         self.path = Path(os.path.realpath(path))
         self._remove_abandoned()
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".part")
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{stem(self.path)}.", suffix=".part")
         os.close(handle)
         self.temporary = Path(name)
 
     def _remove_abandoned(self) -> None:
-        name, oldest = glob.escape(self.path.name), time.time() - ABANDONED_S
+        name, oldest = glob.escape(stem(self.path)), time.time() - ABANDONED_S
         for pattern in (f".{name}.*.part", f"..{name}.*.part.*.part"):
             for left in self.path.parent.glob(pattern):
                 with contextlib.suppress(OSError):  # another process removes it, too
@@ -168,7 +184,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         As `atomic_path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL))
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{stem(path)}.", suffix=PARTIAL))
     try:
         yield temporary
         temporary.chmod(0o755)
@@ -298,18 +314,44 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 
 
 def _write_special(path: Path, content: bytes | memoryview) -> None:
+    with open_special(path) as file:
+        os.set_blocking(file.fileno(), True)
+        file.write(content)
+
+
+def open_special(path: Path) -> BinaryIO:
+    """Open a pipe or a terminal to write to it; `write_to_reader` writes.
+
+    Raises
+    ------
+    OSError
+        If it is something else, or a pipe without a reader.
+    """
     mode = os.stat(path).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
         what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "this is not a regular file"
         raise OSError(errno.EISDIR, what, str(path))
     try:  # without O_NONBLOCK, a pipe without a reader would block forever
-        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        return open(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "wb")
     except OSError as error:
         what = "this pipe has no reader" if error.errno == errno.ENXIO else str(error.strerror)
         raise OSError(error.errno, what, str(path)) from error
-    with open(handle, "wb") as file:
-        os.set_blocking(handle, True)
-        file.write(content)
+
+
+def write_to_reader(file: BinaryIO, content: bytes, patience_s: float) -> None:
+    """Write to what `open_special` opened.
+
+    Raises
+    ------
+    OSError
+        If its reader is gone, or has read nothing for ``patience_s`` seconds.
+    """
+    left, ready = memoryview(content), select.poll()
+    ready.register(file, select.POLLOUT)
+    while left:
+        if not ready.poll(1000 * patience_s):
+            raise TimeoutError(errno.ETIMEDOUT, f"its reader has read nothing for {patience_s:g} s")
+        left = left[os.write(file.fileno(), left) :]
 
 
 @contextlib.contextmanager
@@ -361,14 +403,55 @@ def check_writable(path: Path) -> None:
     Raises
     ------
     OSError
-        If its folder is missing or not writable, or ``path`` is a folder.
+        If its folder is missing or not writable, ``path`` is a folder, or its name is too long.
     """
     path = Path(os.path.realpath(path))
-    if path.is_dir():
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(path)
+    if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if is_special(path):
         return
     tempfile.TemporaryFile(dir=path.parent).close()
+
+
+def given_path(text: str) -> Path:
+    """Return the path that a user gives, as the type of an option.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is empty, as where a variable of the shell is not set, or too long.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    try:
+        os.lstat(text)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise argparse.ArgumentTypeError(f"the path {text[:40]!r}... is too long") from None
+    return Path(text)
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """Read a small file, which may come from anywhere.
+
+    Raises
+    ------
+    OSError
+        If it is missing, not a regular file, or larger than ``most`` bytes.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "this is not a regular file", str(path))
+        size, content = facts.st_size, b""
+        if size <= most:
+            content = file.read((size or most) + 1)  # the kernel's own files state no size
+            size = max(size, len(content))
+    if size > most:
+        raise OSError(errno.EFBIG, f"{size:,} bytes are more than the {most:,} that are read", str(path))
+    return content
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -384,42 +467,40 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path, *, nan: bool = False) -> Any:
+def read_json(path: Path, *, any_number: bool = False) -> Any:
     """Read a JSON file strictly, because it may come from an untrusted source.
 
     Parameters
     ----------
     path : Path
-    nan : bool
-        Whether ``NaN`` is allowed as a number, as in asv's files.
+    any_number : bool
+        Accept ``NaN``, ``Infinity`` and integers beyond 64 bits, which Python writes. Whoever uses
+        a number of the file then checks it.
 
     Raises
     ------
     JobError
-        If it is missing, not a regular file, larger than `LARGEST_JSON`, nested too deeply or not
-        JSON; or if it holds a duplicate name, or a number that is not finite or exceeds 64 bits.
+        If it is missing, not a regular file, larger than `LARGEST_JSON`, nested deeper than
+        `DEEPEST_JSON` or not JSON; or if it holds a duplicate name, or a number that is not finite
+        or exceeds 64 bits.
     """
+    number = _any_number if any_number else _number
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
-            facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode):
-                raise JobError("this is not a regular file", where=str(path))
-            if facts.st_size > LARGEST_JSON:
-                what = f"{facts.st_size:,} bytes are more than the {LARGEST_JSON:,} that are read"
-                raise JobError(what, where=str(path))
-            return json.loads(
-                file.read().decode("utf-8-sig"),
-                parse_constant=lambda text: math.nan if nan and text == "NaN" else _number(text),
-                parse_float=_number,
-                parse_int=_number,
-                object_pairs_hook=_named_once,
-            )
+        content = json.loads(
+            read_bounded(path, LARGEST_JSON).decode("utf-8-sig"),
+            parse_constant=number,
+            parse_float=number,
+            parse_int=number,
+            object_pairs_hook=_named_once,
+        )
+        _check_depth(content)
     except OSError as error:
         raise JobError(f"cannot read the file: {error.strerror}", where=str(path)) from error
     except ValueError as error:
         raise JobError(f"not valid JSON: {error}", where=str(path)) from error
     except RecursionError:
         raise JobError("not valid JSON: it is nested too deeply", where=str(path)) from None
+    return content
 
 
 def _number(text: str) -> int | float:
@@ -427,16 +508,31 @@ def _number(text: str) -> int | float:
     if whole and len(text) < _LONGEST_INTEGER and abs(int(text)) < 1 << 64:
         return int(text)
     if not math.isfinite(number := float(text)) or whole:
-        raise ValueError(f"the number {text[:20]} is not finite, or beyond 64 bits")
+        shown = text if len(text) <= 40 else f"{text[:20]}... of {len(text)} digits"
+        raise ValueError(f"the number {shown} is not finite, or beyond 64 bits")
     return number
+
+
+def _any_number(text: str) -> int | float:
+    return int(text) if len(text) <= _MOST_DIGITS and text.lstrip("-").isdigit() else float(text)
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} is given twice")
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the name {twice[:80]!r} is given twice")
     return found
+
+
+def _check_depth(content: Any) -> None:
+    level = [content]
+    for _ in range(DEEPEST_JSON + 1):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [each for values in inside for each in values if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise RecursionError
 
 
 def import_file(file: str | Path) -> ModuleType:

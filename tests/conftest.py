@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib.util
@@ -16,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import onnx
 import psutil
 import pytest
@@ -31,9 +31,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, so that a commit passes or fails for what it changed. Others:
 # --hypothesis-profile=random. No deadline: other processes may hold an example up.
-hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, print_blob=True)
-hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("fixed")
+with contextlib.suppress(ModuleNotFoundError):  # pytest imports this file, too, if a recipe's path is mistyped
+    import hypothesis
+
+    hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, print_blob=True)
+    hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
+    hypothesis.settings.load_profile("fixed")
 
 
 LONGEST = ("test_public_networks.py", "test_example.py", "test_convergence.py", "test_frameworks_agree.py", "slurm")

@@ -67,6 +67,44 @@ def test_doctor_tries_each_backend_and_survives_faulty_ones(names: list[str]) ->
     assert "Noise:" in done.stdout
 
 
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", LONG], ["compare", "a", "b", "--json", LONG], ["compare", "a", "--history", LONG],
+        ["report", "a", "-o", LONG], ["layers", LONG], ["history", "show", LONG], ["network", f"{LONG}.onnx"],
+        ["data", "verify", LONG, "b"], ["trace", "analyze", LONG], ["slurm", "run", "a", "--profile", LONG],
+        ["advise", "gpt:layers=2,hidden=8,heads=2", "--batch", "2", "--machine", LONG], ["compare", ""],
+        ["ab", "a", "--a", "here", "--b", "here", "--thresholds", LONG],
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_path_that_cannot_be_is_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code = 0
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    said = capsys.readouterr().err
+    assert code == 2 and "Traceback" not in said
+    assert any(each in said for each in ("is too long", "the path is empty", "File name too long"))
+
+
+def test_a_mistyped_recipe_is_named(tmp_path: Path) -> None:
+    """An environment without the tests' own packages, as that of `make bench`, named hypothesis."""
+    (tmp_path / "hypothesis.py").write_text("raise ModuleNotFoundError(\"No module named 'hypothesis'\")\n")
+    environment = plugin_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "recipes/test_digit.py"],
+        cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 4 and "file or directory not found: recipes/test_digit.py" in done.stderr, done.stderr
+    assert "hypothesis" not in done.stdout + done.stderr
+
+
 def test_doctor_refuses_an_unknown_backend() -> None:
     done = d5suite("doctor", "pytorch")
     assert done.returncode == 2 and "there is no backend 'pytorch'" in done.stderr

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from d5suite.commands.compare import add_formats, announce, check_formats
 from d5suite.errors import ConfigurationError
+from d5suite.files import given_path
 
 if TYPE_CHECKING:
     from d5suite.pytest_plugin.ab import Compared
@@ -46,7 +46,9 @@ def add_paired(command: argparse.ArgumentParser) -> None:
         "--decide-disturbed", action="store_true",
         help="decide even where something else took more than a tenth of the CPU time",
     )  # fmt: skip
-    command.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
+    command.add_argument(
+        "--thresholds", type=given_path, metavar="FILE.toml", help="what counts as a change, by benchmark"
+    )
     command.add_argument("--effect", type=float, metavar="FRACTION", help="relative change to find (default: 0.02)")
 
 

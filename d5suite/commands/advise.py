@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from d5suite.errors import ConfigurationError
+from d5suite.files import given_path
 
 if TYPE_CHECKING:
     from d5suite.models.advice import Advice
@@ -26,7 +26,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "network", metavar="gpt:layers=N,hidden=N,heads=N",
         help="a GPT-like transformer; also sequence=N (2048) and vocabulary=N (51200)",
     )  # fmt: skip
-    command.add_argument("--machine", type=Path, required=True, metavar="FILE", help="a machine file: docs/models.md")
+    command.add_argument(
+        "--machine", type=given_path, required=True, metavar="FILE", help="a machine file: docs/models.md"
+    )
     command.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the machine (%(default)s)")
     command.add_argument("--batch", type=int, required=True, metavar="N", help="sequences of a step")
     command.add_argument(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from d5suite.commands.ab import add_paired, benchmark_selection, measure
+from d5suite.files import given_path
 
 if TYPE_CHECKING:
     from d5suite.report.verdicts import RunComparison
@@ -24,7 +25,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("--good", required=True, metavar="REVISION")
     command.add_argument("--bad", required=True, metavar="REVISION", help="a later revision that is slower")
     command.add_argument(
-        "--repository", type=Path, metavar="PATH",
+        "--repository", type=given_path, metavar="PATH",
         help="Git repository of a backend, whose revisions are installed (default: d5suite's own)",
     )  # fmt: skip
     add_paired(command)

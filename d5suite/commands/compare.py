@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from d5suite.errors import ConfigurationError
+from d5suite.files import given_path
 
 if TYPE_CHECKING:
     from d5suite.report.verdicts import RunComparison
@@ -23,14 +24,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog="exit codes: 0 nothing wrong, 1 regression, 2 usage, 3 wrong answer, 4 benchmark missing, "
         "5 not comparable, 6 too noisy to tell or nothing to judge (docs/compare.md)",
     )  # fmt: skip
-    command.add_argument("results", type=Path, nargs="+", metavar="RESULT.json", help="BASE.json NEW.json")
+    command.add_argument("results", type=given_path, nargs="+", metavar="RESULT.json", help="BASE.json NEW.json")
     command.add_argument("--tables", action="store_true", help="also show two files as tables side by side")
     command.add_argument(
         "--by-size", action="store_true", help="also show collectives by size, with min and max of ranks"
     )
     command.add_argument("--force", action="store_true", help="also compare runs of different machines or settings")
-    command.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
-    command.add_argument("--history", type=Path, metavar="FOLDER", help="judge one file against the runs of a folder")
+    command.add_argument(
+        "--thresholds", type=given_path, metavar="FILE.toml", help="what counts as a change, by benchmark"
+    )
+    command.add_argument(
+        "--history", type=given_path, metavar="FOLDER", help="judge one file against the runs of a folder"
+    )
     command.add_argument(
         "--between-runs", type=float, metavar="FRACTION",
         help="standard deviation of a median from run to run (default: 0.15)",
@@ -46,7 +51,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def add_formats(command: argparse.ArgumentParser) -> None:
     """Add the options that write a comparison in other formats."""
     for name, what in (("json", "JSON"), ("markdown", "a summary in Markdown"), ("junit", "JUnit XML")):
-        command.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what}; - prints it instead")
+        command.add_argument(f"--{name}", type=given_path, metavar="FILE", help=f"write {what}; - prints it instead")
 
 
 def _run(options: argparse.Namespace) -> int:

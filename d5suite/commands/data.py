@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from d5suite.files import given_path
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -11,19 +12,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     data = commands.add_parser("data", help="make, convert and verify datasets")
     data_commands = data.add_subparsers(metavar="COMMAND", required=True)
     convert = data_commands.add_parser("convert", help="store a dataset in another format; images keep their bytes")
-    convert.add_argument("source", type=Path, metavar="SOURCE", help="dataset in any format")
-    convert.add_argument("destination", type=Path, metavar="DESTINATION", help="file for hdf5, otherwise a folder")
+    convert.add_argument("source", type=given_path, metavar="SOURCE", help="dataset in any format")
+    convert.add_argument(
+        "destination", type=given_path, metavar="DESTINATION", help="file for hdf5, otherwise a folder"
+    )
     convert.add_argument("--to", required=True, choices=["folder", "hdf5", "tfrecord", "recordio"])
     convert.set_defaults(run=_convert)
     verify = data_commands.add_parser("verify", help="check that two datasets hold the same images and labels")
-    verify.add_argument("first", type=Path, metavar="A", help="dataset in any format")
-    verify.add_argument("second", type=Path, metavar="B", help="dataset to compare it with")
+    verify.add_argument("first", type=given_path, metavar="A", help="dataset in any format")
+    verify.add_argument("second", type=given_path, metavar="B", help="dataset to compare it with")
     verify.set_defaults(run=_verify)
     make = data_commands.add_parser("make", help="draw a small synthetic dataset in a real dataset's layout")
     sets = make.add_subparsers(metavar="SET", required=True)
     for name, (what, sizes) in _SETS.items():
         command = sets.add_parser(name, help=what)
-        command.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty folder")
+        command.add_argument("--out", type=given_path, required=True, metavar="DIR", help="new or empty folder")
         for size, default in {**sizes, "seed": 0}.items():
             option = f"--{size.replace('_', '-')}"
             command.add_argument(option, type=int, default=default, metavar="N", help="default: %(default)s")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from d5suite.files import given_path
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -14,17 +15,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "add", help="add the valid results of result files",
         epilog="exit codes: 0 added, 3 wrong answer, 6 no valid result",
     )  # fmt: skip
-    add.add_argument("folder", type=Path, metavar="FOLDER")
-    add.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
+    add.add_argument("folder", type=given_path, metavar="FOLDER")
+    add.add_argument("results", type=given_path, nargs="+", metavar="RESULT.json")
     add.set_defaults(run=_history_add)
     show = actions.add_parser("show", help="list benchmarks with their latest level and every change, dated to its run")
-    show.add_argument("folder", type=Path, metavar="FOLDER")
-    show.add_argument("-k", dest="only", default="*", metavar="PATTERN", help="shell pattern of names (default: all)")
-    show.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
+    show.add_argument("folder", type=given_path, metavar="FOLDER")
+    show.add_argument(
+        "-k", dest="only", default="*", metavar="PATTERN", help="a name, or a shell pattern of names (default: all)"
+    )
+    show.add_argument(
+        "--thresholds", type=given_path, metavar="FILE.toml", help="what counts as a change, by benchmark"
+    )
     show.set_defaults(run=_history_show)
     retire = actions.add_parser("retire", help="stop expecting benchmarks in new runs; keep their history")
-    retire.add_argument("folder", type=Path, metavar="FOLDER")
-    retire.add_argument("only", metavar="PATTERN", help="shell pattern of names")
+    retire.add_argument("folder", type=given_path, metavar="FOLDER")
+    retire.add_argument("only", metavar="PATTERN", help="a name, or a shell pattern of names")
     retire.set_defaults(run=_history_retire)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING
 
 from d5suite.errors import ConfigurationError
+from d5suite.files import given_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="show the time of each layer, on every backend",
         description="Show the layer times of a result that was made with --passes layers.",
     )
-    command.add_argument("result", type=Path, metavar="RESULT.json")
+    command.add_argument("result", type=given_path, metavar="RESULT.json")
     command.add_argument("-m", "--measurement", metavar="NAME", help="only this measurement, such as inference")
     command.add_argument(
         "--direction", choices=("forward", "backward"), help="only this direction (default: both, in rows of their own)"
@@ -42,24 +43,27 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(%(default)s)",
     )  # fmt: skip
     command.add_argument("--top", type=int, default=TOP, metavar="N", help="rows to show (%(default)s; 0: all)")
-    command.add_argument("--csv", type=Path, metavar="FILE", help="also write all rows as CSV, in seconds")
-    command.add_argument("--json", type=Path, metavar="FILE", help="also write all rows as JSON, in seconds")
+    command.add_argument("--csv", type=given_path, metavar="FILE", help="also write all rows as CSV, in seconds")
+    command.add_argument("--json", type=given_path, metavar="FILE", help="also write all rows as JSON, in seconds")
     command.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from d5suite.files import check_writable, write_bytes, write_json
+    from d5suite.files import read_json, write_bytes, write_json
     from d5suite.report.layers import comparisons
     from d5suite.report.layers_files import csv_of, json_of
-    from d5suite.report.reading import load_results
+    from d5suite.report.outputs import check_outputs
+    from d5suite.report.reading import results_of
 
     if options.top < 0:
         raise ConfigurationError(f"--top is {options.top}; it must be at least 0")
-    for target in filter(None, (options.csv, options.json)):
-        check_writable(target)
-    found = comparisons(load_results(options.result))
+    check_outputs({"--csv": options.csv, "--json": options.json}, [options.result])
+    results = results_of(read_json(options.result, any_number=True), options.result)
+    for told in results.refused:
+        print(f"left out: {told['message']}", file=sys.stderr)
+    found = comparisons(results.records)
     if options.measurement:
         found = [each for each in found if each.title.partition("/")[2] == options.measurement]
     if not found:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from d5suite.errors import ConfigurationError
+from d5suite.files import given_path
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -14,15 +14,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report = commands.add_parser(
         "report",
         help="write result files as one page: verdicts, every result with its proof, machines",
-        epilog="exit codes: 0 written, 1 written, but a file or picture was left out, 2 usage (docs/report.md)",
+        epilog="exit codes: 0 written, 1 written, but a file, benchmark or picture was left out, 2 usage "
+        "(docs/report.md)",
     )
-    report.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
-    report.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html", help="where the page goes")
+    report.add_argument("results", type=given_path, nargs="+", metavar="RESULT.json")
+    report.add_argument(
+        "-o", "--output", type=given_path, required=True, metavar="FILE.html", help="where the page goes"
+    )
     report.add_argument("--title", default="", help="its heading (default: the cases' names)")
     report.add_argument("--embed", action="store_true", help="write an embeddable frame for a page or notebook")
-    report.add_argument("--history", type=Path, metavar="DIR", help="show trends from a d5suite history folder")
+    report.add_argument("--history", type=given_path, metavar="DIR", help="show trends from a d5suite history folder")
     for kind, what in (("csv", "its numbers as CSV files"), ("png", "its pictures as PNG"), ("svg", "as SVG")):
-        report.add_argument(f"--{kind}", type=Path, metavar="DIR", help=f"also write {what}")
+        report.add_argument(f"--{kind}", type=given_path, metavar="DIR", help=f"also write {what}")
     report.add_argument(
         "--between-runs",
         type=float,
@@ -55,6 +58,7 @@ def _report(options: argparse.Namespace) -> int:
         if folder := getattr(options, kind):
             undrawn = save_pictures(folder, page, kind, histories)
     left_out = [f"left out: {source.left_out}" for source in page.sources if source.left_out] + undrawn
+    left_out += [f"left out: {source.name}, {each['message']}" for source in page.sources for each in source.refused]
     for each in left_out:
         print(each, file=sys.stderr)
     return int(bool(left_out))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError, D5Error, JobError
-from d5suite.files import check_writable, read_json
+from d5suite.files import given_path, read_json
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.gather import Gathering, write_jobs
 from d5suite.launch.slurm.profile import ProfileFile, find_profile, read_profile
@@ -31,7 +31,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     draft = own.add_parser("init", help="ask Slurm about its partitions, and draft a site profile")
     draft.add_argument("--partition", metavar="NAME", help="default: Slurm's own")
-    draft.add_argument("--out", type=Path, metavar="FILE", help="default: ./d5suite-slurm.toml; - prints it")
+    draft.add_argument("--out", type=given_path, metavar="FILE", help="default: ./d5suite-slurm.toml; - prints it")
     draft.set_defaults(run=_init)
 
     for name, text in (("run", "submit, follow, gather one result file"), ("script", "write batch scripts only")):
@@ -39,17 +39,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         command.add_argument("recipes", nargs="*", metavar="RECIPE", help="files of level 3")
         command.add_argument("--nodes", metavar="N[,…]", help="numbers of nodes, each measured")
         command.add_argument(
-            "--profile", type=Path, metavar="FILE", help="site profile (default: ./d5suite-slurm.toml)"
+            "--profile", type=given_path, metavar="FILE", help="site profile (default: ./d5suite-slurm.toml)"
         )
-        command.add_argument("--folder", type=Path, metavar="DIR", help=f"where runs lie (default: {PARENT})")
-        command.add_argument("--out", type=Path, metavar="FILE", help="result file (default: in the run's folder)")
+        command.add_argument("--folder", type=given_path, metavar="DIR", help=f"where runs lie (default: {PARENT})")
+        command.add_argument(
+            "--out", type=given_path, metavar="FILE", help="result file (default: in the run's folder)"
+        )
         command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as of pytest, like those below")
         for option in PASSED:
             command.add_argument(f"--{option}", metavar="VALUE")
         command.set_defaults(run=_run if name == "run" else _script)
         if name == "run":
             command.add_argument(
-                "--resume", nargs="?", type=Path, const=Path(), metavar="RUN",
+                "--resume", nargs="?", type=given_path, const=Path(), metavar="RUN",
                 help="submit what a run lacks (default: the latest one)",
             )  # fmt: skip
             command.add_argument("--no-follow", action="store_true", help="submit only; collect later")
@@ -58,9 +60,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     collect = own.add_parser("collect", help="gather what a run has measured, from any shell")
     stop = own.add_parser("cancel", help="cancel what still waits or runs")
     for command, work in ((status, _status), (collect, _collect), (stop, _cancel)):
-        command.add_argument("folder", nargs="?", type=Path, metavar="RUN", help="its folder (default: the latest one)")
+        command.add_argument(
+            "folder", nargs="?", type=given_path, metavar="RUN", help="its folder (default: the latest one)"
+        )
         command.set_defaults(run=work)
-    collect.add_argument("--out", type=Path, metavar="FILE", help="result file (default: that of the run)")
+    collect.add_argument("--out", type=given_path, metavar="FILE", help="result file (default: that of the run)")
 
 
 def _init(options: argparse.Namespace) -> None:
@@ -248,10 +252,10 @@ def _nodes(text: str | None, source: ProfileFile) -> list[int]:
 
 
 def _require_writable(out: Path) -> None:
-    try:
-        check_writable(out)
-    except OSError as error:
-        raise ConfigurationError(f"the result cannot be written: {error.strerror}", where=f"--out {out}") from error
+    """Raise `ConfigurationError` unless all files of a result can be written."""
+    from d5suite.pytest_plugin.saving import AtomicDestination
+
+    AtomicDestination(out, "--out").discard()
 
 
 def _gather(run: SlurmRun, statuses: list[JobStatus], out: Path, gathering: Gathering) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from d5suite.errors import ConfigurationError
+from d5suite.files import given_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,17 +26,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     trace = commands.add_parser("trace", help="analyse a trace: wait states, critical path; convert its format")
     actions = trace.add_subparsers(required=True, metavar="ACTION")
     analyze = actions.add_parser("analyze", help="show where the time of all ranks went, and who waited for whom")
-    analyze.add_argument("trace", type=Path, metavar="ARCHIVE", help=WHERE)
+    analyze.add_argument("trace", type=given_path, metavar="ARCHIVE", help=WHERE)
     analyze.add_argument("--step", default="step", metavar="REGION", help="the region that is one step (%(default)s)")
-    analyze.add_argument("--json", type=Path, metavar="FILE", help="also write the analysis as JSON, in seconds")
+    analyze.add_argument("--json", type=given_path, metavar="FILE", help="also write the analysis as JSON, in seconds")
     analyze.set_defaults(run=_analyze)
     convert = actions.add_parser("convert", help="write a trace in another format")
-    convert.add_argument("trace", type=Path, metavar="ARCHIVE", help=WHERE)
-    convert.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help=WRITTEN)
+    convert.add_argument("trace", type=given_path, metavar="ARCHIVE", help=WHERE)
+    convert.add_argument("-o", "--output", type=given_path, required=True, metavar="PATH", help=WRITTEN)
     convert.set_defaults(run=_convert)
     show = actions.add_parser("show", help="draw a timeline: a page to look around in, or one step as SVG")
-    show.add_argument("trace", type=Path, metavar="ARCHIVE", help=WHERE)
-    show.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="FILE.html, or FILE.svg")
+    show.add_argument("trace", type=given_path, metavar="ARCHIVE", help=WHERE)
+    show.add_argument("-o", "--output", type=given_path, required=True, metavar="FILE", help="FILE.html, or FILE.svg")
     show.add_argument("--step", default="step", metavar="REGION", help="the region that is one step (%(default)s)")
     show.add_argument("--number", type=int, default=1, metavar="N", help="of FILE.svg: the step to draw (%(default)s)")
     show.add_argument("--title", default="", help="the page's heading (default: the archive's name)")

@@ -1,6 +1,6 @@
 """Locations of images in files, reading them, and checks that all datasets share.
 
-May import NumPy, google_crc32c and, from d5suite, `errors`.
+May import NumPy, google_crc32c and, from d5suite, `errors` and `files`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import google_crc32c
 import numpy as np
 
 from d5suite.errors import ConfigurationError, DataError
+from d5suite.files import is_special
 
 Location = str | tuple[Any, ...] | list[Any]
 """The location of an image's encoded bytes: the path of a file; or ``(file, record, offset, length,
@@ -98,8 +99,13 @@ def name_of(location: Location) -> str:
 
 @contextmanager
 def naming_errors(file: Path) -> Iterator[None]:
-    """Turn errors from reading a text file or folder into a `DataError` that names it."""
+    """Turn errors from reading a text file or folder into a `DataError` that names it.
+
+    A pipe or a device, which may have no end, is refused.
+    """
     try:
+        if not os.path.isdir(file) and is_special(file):
+            raise OSError("this is not a regular file")
         yield
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", where=str(file)) from None

@@ -59,6 +59,7 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         entries = {e.key: e.value for e in tensor.external_data}
         location = entries.get("location", "")
         target = folder / location
+        _check_location(target, location, tensor.name, str(path))
         base = linked if target.is_symlink() and target.resolve().parent == linked else folder
         if target.is_symlink() and base == folder:
             raise NetworkError(
@@ -96,6 +97,20 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, str(base))
         except Exception as error:  # onnx raises several unrelated types for bad offsets and lengths
             raise NetworkError(f"the model's external data cannot be read: {error}", where=str(path)) from error
+
+
+def _check_location(target: Path, location: str, tensor: str, where: str) -> None:
+    """Refuse a location that no file can have."""
+    try:
+        os.lstat(target)
+    except (FileNotFoundError, NotADirectoryError):  # told below
+        return
+    except (OSError, ValueError) as error:
+        raise NetworkError(
+            f"the data of tensor {tensor!r} cannot lie at {location[:40]!r}...: {getattr(error, 'strerror', error)}",
+            where=where,
+            hint="Export the model again, with its data in one file beside it.",
+        ) from None
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -15,6 +15,7 @@ pytest-benchmark only, and imports no framework.
 `replay`         a record as a benchmark
 `progress`       what is running, provisional rows, the tables at the end
 `saving`         JSON, series and pictures, put in place whole
+`storage`        what pytest-benchmark reads and writes itself, checked before measuring
 `interrupts`     finished results survive interrupts
 `missing`        missing results are reported
 `stash`          what these parts keep in pytest's configuration

@@ -16,7 +16,8 @@ from d5suite.pytest_plugin import busy, stash
 from d5suite.pytest_plugin.measuring import measured, schedule
 from d5suite.pytest_plugin.progress import begin
 from d5suite.pytest_plugin.replay import ReplayTimer, replay
-from d5suite.pytest_plugin.settings import elsewhere, pythons, settings
+from d5suite.pytest_plugin.settings import elsewhere, pythons, settings, without_effect
+from d5suite.pytest_plugin.storage import check_display, has_benchmark
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection
@@ -36,6 +37,9 @@ def pytest_pycollect_makeitem(
     declaration = _declaration(obj)
     if declaration is None:
         return None
+    if not has_benchmark(collector.config):
+        collector.config.stash[stash.WRONG] = "d5suite needs pytest-benchmark: leave out -p no:benchmark"
+        return []
     busy.begin(collector.config)
     items: list[pytest.Item | pytest.Collector] = []
     try:
@@ -214,9 +218,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if option.benchmark_disable and not option.benchmark_enable and saved:
         raise pytest.UsageError(f"--benchmark-disable saves no results: leave it out, or --benchmark-{saved}")
     try:
+        check_display(config)
         for target in filter(None, targets):
             target.case.check(target.selection.backend, target.measurement, settings(config))
         schedule(session)
+        _tell_without_effect(config)
         busy.tell(config)
     except D5Error as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _tell_without_effect(config: pytest.Config) -> None:
+    reporter: Any = config.pluginmanager.getplugin("terminalreporter")
+    for line in without_effect(config) if reporter is not None else ():
+        reporter.write_line(f"d5suite: {line}", yellow=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin.storage import has_benchmark
 
 MOST_REASONS = 8
 """Lines of reasons why something is absent; pytest's ``-rs`` shows all."""
@@ -25,6 +26,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         option.collectonly
         or option.setuponly
         or option.write_jobs
+        or not has_benchmark(config)
         or (option.benchmark_skip and not option.benchmark_only)
     ):
         return

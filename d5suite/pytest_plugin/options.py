@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from d5suite.errors import ConfigurationError, D5Error
+from d5suite.files import given_path
 from d5suite.passes import find as find_pass
 from d5suite.passes import requested
 from d5suite.pytest_plugin import saving, stash, turns
@@ -26,6 +28,7 @@ from d5suite.pytest_plugin.settings import (
     ranks_of,
     shapes_of,
 )
+from d5suite.pytest_plugin.storage import check_storage
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection
@@ -74,18 +77,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--imagenet",
-        type=Path,
+        type=given_path,
         metavar="PATH",
         help="ImageNet as a tree of files or in a converted format (default: draw and cache a small set)",
     )
     group.addoption(
         "--openimages",
-        type=Path,
+        type=given_path,
         metavar="PATH",
         help="Open Images V4 tree or converted file, for recipes/test_openimages_*.py",
     )
     group.addoption(
-        "--network", type=Path, metavar="FILE.onnx", help="your own network, for recipes/test_your_network.py"
+        "--network", type=given_path, metavar="FILE.onnx", help="your own network, for recipes/test_your_network.py"
     )
     group.addoption(
         "--shape",
@@ -102,7 +105,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="value of an input, or the range of its drawn values (HIGH excluded); repeat it for each input",
     )
     group.addoption(
-        "--inputs", type=Path, metavar="FILE.npz", help="inputs of the network: arrays by input name, not drawn"
+        "--inputs", type=given_path, metavar="FILE.npz", help="inputs of the network: arrays by input name, not drawn"
     )
     group.addoption("--loader-workers", type=int, metavar="N", help="image loader processes (default: one per core)")
     group.addoption(
@@ -156,12 +159,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "path of a Python file that defines some (default: memory,energy)",
     )
     group.addoption("--wrap", metavar="CMD", help="command to run each worker under, such as 'perf stat -d'")
-    group.addoption("--jobs", type=Path, metavar="DIR", help="folder for job files (default: .d5suite/jobs)")
+    group.addoption("--jobs", type=given_path, metavar="DIR", help="folder for job files (default: .d5suite/jobs)")
     group.addoption(
-        "--write-jobs", type=Path, metavar="DIR", help="level 3: write job files to run elsewhere, and measure nothing"
+        "--write-jobs",
+        type=given_path,
+        metavar="DIR",
+        help="level 3: write job files to run elsewhere, and measure nothing",
     )
     group.addoption(
-        "--from-jobs", type=Path, metavar="DIR", help="read the results of such job files, and measure nothing"
+        "--from-jobs", type=given_path, metavar="DIR", help="read the results of such job files, and measure nothing"
     )
     parser.addini(
         "d5suite_python", "interpreter per backend, one 'NAME = PYTHON' per line", type="linelist", default=[]
@@ -194,8 +200,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.getoption("backend") is not None:
             config.stash[stash.SELECTIONS] = _requested_backends(config)
         _check(config)
+        check_storage(config)
     except D5Error as error:
         raise pytest.UsageError(str(error)) from error
+    except OSError as error:
+        raise pytest.UsageError(f"{error.filename}: {error.strerror}") from error
 
 
 def _requested_backends(config: pytest.Config) -> list[Selection]:
@@ -223,9 +232,9 @@ def _keep_inputs(config: pytest.Config, path: Path) -> None:
     from d5suite.report.outputs import check_outputs
 
     option, given = "--benchmark-json", [config.getoption(name) for name in ("network", "inputs")]
-    if path.suffix == ".py" and path.exists():
+    if path.suffix == ".py" and os.path.exists(path):
         raise ConfigurationError("results would replace a Python file", where=f"{option} {path}")
-    if path.exists():
+    if os.path.exists(path):
         check_outputs({option: path}, [config.invocation_params.dir / each for each in given if each is not None])
 
 

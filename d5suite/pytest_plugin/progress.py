@@ -25,7 +25,9 @@ MOST_COLUMNS = 4
 CACHE_KEY = "d5suite/step_seconds"
 """Key in pytest's cache of the durations of steps, from which the time left is estimated."""
 
-TABLE_OPTIONS = ("columns", "sort", "group-by", "name", "histogram", "verbose", "compare", "compare-fail", "cprofile")
+TABLE_OPTIONS = (
+    "columns", "sort", "group-by", "name", "time-unit", "histogram", "verbose", "compare", "compare-fail",
+)  # fmt: skip
 """Options of pytest-benchmark that ask for its own table."""
 
 

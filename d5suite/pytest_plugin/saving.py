@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -12,23 +13,48 @@ import tempfile
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from d5suite.errors import ConfigurationError, describe_error
-from d5suite.files import PendingFile, check_writable, commit_all
+from d5suite.files import (
+    PendingFile,
+    check_writable,
+    commit_all,
+    is_special,
+    open_special,
+    stem,
+    write_to_reader,
+)  # fmt: skip
 from d5suite.pytest_plugin import stash
-from d5suite.pytest_plugin.settings import settings
+from d5suite.pytest_plugin.settings import settings, taken_options
+from d5suite.pytest_plugin.storage import stores
+
+READER_PATIENCE_S = 60.0
+"""Seconds to wait for the reader of a pipe: signals are ignored while results are saved."""
 
 
 class AtomicDestination(os.PathLike[str]):
     """A result path beside which pytest-benchmark writes; all files of a result are one unit.
 
+    If files beside the JSON cannot be saved, the JSON is saved without them.
+
     Parameters
     ----------
     path : Path
-        Where the JSON file is to be; a symbolic link is followed.
+        Where the JSON file is to be; a symbolic link is followed. It may be a pipe or a terminal.
+    option : str
+        The option that names it.
+
+    Attributes
+    ----------
+    direct : bool
+        Whether it is no file, so that nothing can lie beside it.
+    described : bool
+        Whether the JSON's content is complete.
+    faults : list of str
+        What could not be saved beside the JSON.
 
     Raises
     ------
@@ -36,13 +62,16 @@ class AtomicDestination(os.PathLike[str]):
         If nothing can be written there; the run then ends before anything is measured.
     """
 
-    def __init__(self, path: Path) -> None:
-        given, where = path, f"--benchmark-json {path}"
-        self.direct = path.exists() and (not path.is_file() or str(path).startswith(("/dev/", "/proc/")))
+    def __init__(self, path: Path, option: str = "--benchmark-json") -> None:
+        given, where = path, f"{option} {path}"
+        exists = os.path.exists(path)
+        self.direct = exists and (not path.is_file() or str(path).startswith(("/dev/", "/proc/")))
         self.path = path = path if self.direct else Path(os.path.realpath(path))
+        self.described, self.faults = False, list[str]()
         self._pending: dict[Path, PendingFile] = {}
         self._folders: dict[Path, Path] = {}
-        if path.is_dir():
+        self._stream: BinaryIO | None = None
+        if os.path.isdir(path):
             raise ConfigurationError("this is a folder", where=where)
         if path.suffix in (".h5", ".png"):
             raise ConfigurationError(
@@ -50,20 +79,33 @@ class AtomicDestination(os.PathLike[str]):
                 where=where,
                 hint=f"Choose a name such as {given.with_suffix('.json')}.",
             )
-        if not self.direct:
-            try:
-                check_writable(path)
-            except OSError as error:
-                raise ConfigurationError(
-                    f"results cannot be written here: {error.strerror}",
-                    where=where,
-                    hint="Choose a file in a folder that exists and may be written to.",
-                ) from error
+        try:
+            if self.direct and is_special(path):
+                self._stream = open_special(path)
+            for each in () if self.direct else (path, *map(self.beside, (".h5", MISSED))):
+                if is_special(each):
+                    raise OSError(errno.EEXIST, "a folder or a device is there", str(each))
+                check_writable(each)
+        except OSError as error:
+            beside = f", {each}" if not self.direct and each != path else ""
+            raise ConfigurationError(
+                f"results cannot be written here: {error.strerror}",
+                where=where + beside,
+                hint="Choose a file in a folder that exists and may be written to.",
+            ) from error
 
     @property
     def written(self) -> bool:
         """Whether the JSON file was written."""
-        return self.direct or self.path in self._pending
+        return self.path in self._pending
+
+    @property
+    def whole(self) -> bool:
+        """Whether it was written to its end."""
+        try:
+            return self.written and bool(json.loads(self._pending[self.path].temporary.read_bytes()))
+        except (OSError, ValueError):
+            return False
 
     def beside(self, suffix: str) -> Path:
         """The path of a further file of this result, such as ``.h5``."""
@@ -72,7 +114,8 @@ class AtomicDestination(os.PathLike[str]):
     def pending(self, path: Path) -> Path:
         """Where to write a file that `commit` puts at ``path``."""
         if path not in self._pending:
-            self._pending[path] = PendingFile(path)
+            place = Path(tempfile.gettempdir(), "d5suite-results.json") if self.direct else path
+            self._pending[path] = PendingFile(place)
         return self._pending[path].temporary
 
     def require_free(self, suffix: str) -> None:
@@ -93,7 +136,7 @@ class AtomicDestination(os.PathLike[str]):
         path = self.beside(suffix)
         if path not in self._folders:
             self.require_free(suffix)
-            temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
+            temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{stem(path)}.", suffix=".part"))
             temporary.chmod(0o755)
             (temporary / OURS).write_text(f"{self.path.name}\n")
             self._folders[path] = temporary
@@ -101,20 +144,52 @@ class AtomicDestination(os.PathLike[str]):
 
     def leave_out(self, path: Path) -> None:
         """Forget a file that was to be written."""
-        self._pending.pop(path).discard()
+        if path in self._pending:
+            self._pending.pop(path).discard()
 
     def __fspath__(self) -> str:
-        return str(self.path if self.direct else self.pending(self.path))
+        return str(self.pending(self.path))
 
     def __str__(self) -> str:
         return str(self.path)
 
     def commit(self) -> None:
-        """Put all that was written in place: everything or, after an error, nothing."""
-        commit_all(list(self._pending.values()))
+        """Put all that was written in place: everything or, after an error, the JSON alone."""
+        if self.direct:
+            self._deliver()
+            return
+        try:
+            commit_all(list(self._pending.values()))
+        except OSError as error:
+            if not self.written:
+                raise
+            self._commit_alone()
+            self.faults.append(f"the series and pictures: {error.strerror or error}")
         for path, temporary in self._folders.items():
-            shutil.rmtree(path, ignore_errors=True)
-            os.rename(temporary, path)
+            try:
+                shutil.rmtree(path, ignore_errors=True)
+                os.rename(temporary, path)
+            except OSError as error:
+                self.faults.append(f"the folder {path}: {error.strerror or error}")
+
+    def _deliver(self) -> None:
+        """Write the JSON to a pipe or terminal, or to a file that is the standard output."""
+        if not self.written:
+            return
+        content = self._pending[self.path].temporary.read_bytes()
+        if self._stream is not None:
+            write_to_reader(self._stream, content, READER_PATIENCE_S)
+        else:
+            self.path.write_bytes(content)
+
+    def _commit_alone(self) -> None:
+        """Put the JSON in place without the names of files that are not there."""
+        pending = self._pending[self.path]
+        content = json.loads(pending.temporary.read_bytes())
+        for name in ("series", "series_token", "pictures"):
+            content.get("d5suite", {}).pop(name, None)
+        pending.temporary.write_text(json.dumps(content, indent=4), encoding="utf-8")
+        commit_all([pending])
 
     def discard(self) -> None:
         """Remove what was written, if it was not committed."""
@@ -122,6 +197,8 @@ class AtomicDestination(os.PathLike[str]):
             shutil.rmtree(temporary, ignore_errors=True)
         for each in self._pending.values():
             each.discard()
+        if self._stream is not None:
+            self._stream.close()
 
 
 DESTINATION = pytest.StashKey[AtomicDestination]()
@@ -140,8 +217,17 @@ def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, A
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """Make the JSON strictly valid, describe its measurements, write series and plots."""
+    """Make the JSON strictly valid, describe its measurements, write series and plots.
+
+    pytest-benchmark asks for the JSON first, and then for the content of its storage.
+    """
+    samples = {id(each["extra_info"]["d5suite"]): each["stats"]["data"] for each in config.stash[stash.RESULTS]}
     ours = [bench for bench in output_json["benchmarks"] if "d5suite" in bench["extra_info"]]
+    for bench in ours:
+        if (data := samples.get(id(bench["extra_info"]["d5suite"]))) is not None:
+            bench["stats"]["data"] = data  # which pytest-benchmark keeps with --benchmark-save-data only
+        bench["options"] = taken_options(config, bench.get("options", {}))
+        bench.pop("cprofile", None)  # of the replay
     add_derived([bench["extra_info"]["d5suite"] for bench in ours], config)
     finite = _finite(output_json)
     output_json.clear()
@@ -154,28 +240,45 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     output_json["d5suite"] = facts
     if config.stash[stash.FAILURES]:
         facts["failures"] = config.stash[stash.FAILURES]
-    destination = config.stash.get(DESTINATION, None)
-    if destination is None or destination.direct:
-        return
-    from d5suite.report.series import save_series
-
-    _save_folders(destination, [each for each in output_json["benchmarks"] if "d5suite" in each["extra_info"]])
-    series = {
-        bench["fullname"]: config.stash[stash.RECORDS][bench["fullname"]]
-        for bench in output_json["benchmarks"]
-        if bench["fullname"] in config.stash[stash.RECORDS]
-    }
-    path = destination.beside(".h5")
     gathered = settings(config).from_jobs is not None
     if gathered:
         _as_measured(output_json, ours)
     else:
         facts["command"] = ["pytest", *map(str, config.invocation_params.args)]
-    facts["series"], facts["series_token"] = path.name, (token := _token(output_json if gathered else None))
-    save_series(destination.pending(path), series, token)
-    pictures = _save_plots(config, destination, output_json["benchmarks"], series)
+    destination = config.stash.get(DESTINATION, None)
+    if destination is not None and not destination.described:
+        destination.described = True
+        if not destination.direct:
+            try:
+                _save_beside(config, destination, output_json, _token(output_json if gathered else None))
+            except Exception as error:  # the JSON is whole without them
+                destination.faults.append(_why(error))
+
+
+def _save_beside(
+    config: pytest.Config, destination: AtomicDestination, output_json: dict[str, Any], token: str
+) -> None:
+    """Write series, plots and folders of passes, and name them in the JSON."""
+    from d5suite.report.series import save_series
+
+    facts, benchmarks = output_json["d5suite"], output_json["benchmarks"]
+    _save_folders(destination, [each for each in benchmarks if "d5suite" in each["extra_info"]])
+    records = config.stash[stash.RECORDS]
+    series = {each["fullname"]: records[each["fullname"]] for each in benchmarks if each["fullname"] in records}
+    path = destination.beside(".h5")
+    try:
+        save_series(destination.pending(path), series, token)
+        facts["series"], facts["series_token"] = path.name, token
+    except Exception as error:
+        destination.leave_out(path)
+        destination.faults.append(f"the series {path}: {_why(error)}")
+    pictures = _save_plots(config, destination, benchmarks, series)
     if pictures:
         facts["pictures"] = pictures
+
+
+def _why(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else describe_error(error)
 
 
 def _save_folders(destination: AtomicDestination, benchmarks: list[dict[str, Any]]) -> None:
@@ -189,8 +292,11 @@ def _save_folders(destination: AtomicDestination, benchmarks: list[dict[str, Any
             if isinstance(part, dict) and isinstance(part.get(FILES), str) and Path(part[FILES]).is_dir():
                 kind = f".{name}"
                 own = re.sub(r"[^\w.-]+", "-", f"{record['recipe']}-{record['measurement']}-{bench['param']}")
-                shutil.copytree(part[FILES], destination.folder(kind) / own)
-                part[FILES] = f"{destination.beside(kind).name}/{own}"
+                try:
+                    shutil.copytree(part[FILES], destination.folder(kind) / own)
+                    part[FILES] = f"{destination.beside(kind).name}/{own}"
+                except (ConfigurationError, OSError) as error:
+                    destination.faults.append(f"the folder {destination.beside(kind)}: {_why(error)}")
 
 
 def _token(content: dict[str, Any] | None) -> str:
@@ -250,20 +356,21 @@ def _save_plots(
             unfinished = Plotted(f"{each.backend}, not finished", each.facts, each.facts["series"])
             found.setdefault(each.group, []).append(unfinished)
     if kept:
-        save_series(
-            destination.pending(destination.beside(MISSED)), {n: each.facts["series"] for n, each in kept.items()}
-        )
+        missed = destination.beside(MISSED)
+        try:
+            save_series(destination.pending(missed), {name: each.facts["series"] for name, each in kept.items()})
+        except Exception as error:
+            destination.leave_out(missed)
+            destination.faults.append(f"the series of failures {missed}: {_why(error)}")
     pictures = []
     for group, results in found.items():
         picture = _picture_path(destination, group, kinds[group])
         try:
             save_plot(kinds[group], destination.pending(picture), group, results)
             pictures.append(picture.name)
-        except OSError:
-            raise
         except Exception as error:  # a failed picture leaves the numbers intact
             destination.leave_out(picture)
-            config.stash[stash.REMARKS].append(f"no picture of {group}: {describe_error(error)}")
+            config.stash[stash.REMARKS].append(f"no picture of {group}: {_why(error)}")
     return pictures
 
 
@@ -309,34 +416,43 @@ def _finite(value: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
-    """Around pytest-benchmark's saving: put the files in place only when all are whole."""
+    """Around pytest-benchmark's saving: put the files in place, the JSON whatever else fails."""
     config = session.config
     destination = config.stash.get(DESTINATION, None)
+    result, faults = None, list[str]()
     try:
-        result = yield
+        try:
+            result = yield
+        except Exception as error:
+            if not stores(config) or not (destination is None or destination.whole):
+                raise
+            storage = config.option.benchmark_storage
+            faults.append(f"--benchmark-storage {storage}: the results could not be stored: {_why(error)}")
         if destination is not None:
             if not destination.written and _has_failed(config):
                 _save_failures(config)
-            elif not destination.written:
+            elif not destination.written and not destination.direct:
                 _save_plots(config, destination, [], {})
                 _tell_of_older(session, destination)
             destination.commit()
-        return result
+            faults += [f"--benchmark-json {destination}: could not be saved: {each}" for each in destination.faults]
     except OSError as error:
         if destination is None:
             raise
-        config.stash[stash.REMARKS].append(
-            f"ERROR: --benchmark-json {destination}: the results could not be saved: {error.strerror or error}; "
+        faults.append(
+            f"--benchmark-json {destination}: the results could not be saved: {error.strerror or error}; "
             "what was there before is untouched"
         )
-        session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        return None
     finally:
         if destination is not None:
             destination.discard()
         config.stash[stash.SIGNALS].close()
         if stash.SESSION in config.stash:
             config.stash[stash.SESSION].close()
+    if faults:
+        config.stash[stash.REMARKS] += [f"ERROR: {each}" for each in faults]
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+    return result
 
 
 def _has_failed(config: pytest.Config) -> bool:

@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from d5suite.cases.user_network import Given
 
 MOST_RANKS = 4096
+
+MOST_ROUNDS = 1_000_000
+"""Most rounds that ``--benchmark-min-rounds`` asks for: more would outlast every time limit."""
 
 PREFERRED = ("nccl", "gloo", "mpi")
 """Communicators in the order in which one that can be used is taken."""
@@ -272,15 +275,49 @@ def memory_of(text: str) -> int:
 def benchmark_options(config: pytest.Config) -> dict[str, str]:
     """Return the user's pytest-benchmark options by name."""
     variable = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
-    arguments = (*config.invocation_params.args, *config.getini("addopts"), *variable)
-    pairs = (str(argument).partition("=") for argument in arguments if str(argument).startswith("--benchmark-"))
-    return {name: value for name, _, value in pairs}
+    words = [str(each) for each in (*config.invocation_params.args, *config.getini("addopts"), *variable)]
+    found = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("--benchmark-"):
+            name, equals, value = word.partition("=")
+            found[name] = value if equals or following.startswith("-") else following
+    return found
+
+
+SINGLE_CALLS = "d5suite takes samples of single calls by its own clock, without garbage collection"
+APART = "workers measure in processes of their own; --passes layers takes the time of each layer"
+WITHOUT_EFFECT = {
+    **dict.fromkeys(("min-time", "calibration-precision", "timer", "disable-gc"), SINGLE_CALLS),
+    "confidence": "d5suite's intervals are of 95%",
+    **dict.fromkeys(("cprofile", "cprofile-loops", "cprofile-top", "cprofile-dump"), APART),
+}
+"""Options of pytest-benchmark that do not change what d5suite does, with the reasons."""
+
+_SAMPLING = ("max_time", "precision", "warmup", "warmup_iterations")
+
+
+def without_effect(config: pytest.Config) -> list[str]:
+    """Say which of the user's pytest-benchmark options have no effect on d5suite's measurements."""
+    reasons: dict[str, list[str]] = {}
+    for option in benchmark_options(config):
+        if why := WITHOUT_EFFECT.get(option.removeprefix("--benchmark-")):
+            reasons.setdefault(why, []).append(option)
+    return [f"no effect on d5suite's measurements: {', '.join(given)}: {why}" for why, given in reasons.items()]
+
+
+def taken_options(config: pytest.Config, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a benchmark's options, as pytest-benchmark states them, that d5suite took."""
+    given = benchmark_options(config)
+    taken = ["min_rounds", *(name for name in _SAMPLING if f"--benchmark-{name.replace('_', '-')}" in given)]
+    return {name: options[name] for name in taken if name in options}
 
 
 def _sampling(config: pytest.Config) -> dict[str, Any]:
     """Return the user's pytest-benchmark options as `SamplingSettings` fields."""
     given = benchmark_options(config)
     sampling: dict[str, Any] = {"min_rounds": config.getoption("benchmark_min_rounds")}
+    if sampling["min_rounds"] > MOST_ROUNDS:
+        raise ConfigurationError(f"more than {MOST_ROUNDS} rounds", where="--benchmark-min-rounds")
     if "--benchmark-max-time" in given:
         sampling["max_time_s"] = float(config.getoption("benchmark_max_time"))
     if "--benchmark-precision" in given and config.getoption("benchmark_precision"):

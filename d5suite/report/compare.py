@@ -25,7 +25,7 @@ from d5suite.report.contests import Competing, Contest, RatioToFastest, contests
 from d5suite.report.formats import text_of, with_passes
 from d5suite.report.parts import negative_parts
 from d5suite.report.placement import placement_lines, straggler_lines
-from d5suite.report.reading import Conditions, Key, data_of, failures_in, load_results, printable
+from d5suite.report.reading import Conditions, Key, data_of, printable, results_of
 from d5suite.report.reading import read_benchmarks as read_benchmarks
 from d5suite.report.sizes import NOTE as SIZES_NOTE
 from d5suite.report.sizes import size_table
@@ -102,11 +102,12 @@ def show(paths: Sequence[Path], console: Console, *, by_size: bool = False) -> N
     console : rich.console.Console
     by_size : bool
     """
-    files = [(f"({number})", load_results(path)) for number, path in enumerate(paths, 1)]
+    found = [results_of(read_json(path, any_number=True), path) for path in paths]
+    files = [(f"({number})", each.records) for number, each in enumerate(found, 1)]
     failed = [
         f"  {number} {each['group']}, {each['backend']}: {'wrong answer: ' * each['wrong']}{each['message']}"
-        for (number, _), path in zip(files, paths, strict=True)
-        for each in failures_in(read_json(path), path)
+        for (number, _), results in zip(files, found, strict=True)
+        for each in (*results.failures, *results.refused)
     ]
     if len(files) > 1:
         for (number, _), path in zip(files, paths, strict=True):
@@ -114,7 +115,7 @@ def show(paths: Sequence[Path], console: Console, *, by_size: bool = False) -> N
         console.print()
     else:
         failed = [line.replace("(1) ", "", 1) for line in failed]
-    if any(found for _, found in files):
+    if any(records for _, records in files):
         show_results(files, console)
     if by_size:
         _show_sizes(files, console)

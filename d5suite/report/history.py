@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from fnmatch import fnmatchcase
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from d5suite.files import read_json, write_bytes
 from d5suite.report.formats import figure
 from d5suite.report.reading import printable
 from d5suite.report.runs import BenchmarkRun, Entry, positive, read_run
-from d5suite.report.thresholds import Thresholds
+from d5suite.report.thresholds import Thresholds, chosen_names
 from d5suite.statistics.decisions import Costs, Threshold, current_level
 from d5suite.statistics.figures import Figure
 from d5suite.statistics.history import Level, LevelChange, level_changes
@@ -206,10 +205,7 @@ def _contents(folder: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
                 where=str(path),
                 hint="Move it elsewhere; result files are kept by d5suite history add.",
             )
-        try:
-            content = printable(content)
-        except RecursionError:
-            raise JobError("it is nested too deeply", where=str(path)) from None
+        content = printable(content)
         date = content.get("date")
         yield path, date if isinstance(date, str) else "", content
 
@@ -230,7 +226,7 @@ def retire(folder: Path, pattern: str) -> list[str]:
     ----------
     folder : Path
     pattern : str
-        A shell pattern of names.
+        A name, or a shell pattern of names.
 
     Returns
     -------
@@ -244,7 +240,7 @@ def retire(folder: Path, pattern: str) -> list[str]:
     JobError
         If a file in it is malformed.
     """
-    names = sorted({name for name, _ in read(folder) if fnmatchcase(name, pattern)})
+    names = sorted(chosen_names((name for name, _ in read(folder)), pattern))
     if not names:
         raise ConfigurationError(f"no benchmark's name fits {pattern!r}", where=str(folder))
     date = datetime.now(timezone.utc).isoformat()
@@ -389,7 +385,8 @@ def show(history: Mapping[Key, Sequence[Point]], pattern: str, thresholds: Thres
     for heading in ("runs", "latest ms", "varies by"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("changes", overflow="fold")
-    chosen = {key: points for key, points in history.items() if fnmatchcase(key[0], pattern)}
+    names = chosen_names((name for name, _ in history), pattern)
+    chosen = {key: points for key, points in history.items() if key[0] in names}
     if not chosen:
         raise ConfigurationError(f"no benchmark's name fits {pattern!r}")
     for (name, _), points in sorted(chosen.items()):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError, JobError
-from d5suite.files import is_special, read_json
+from d5suite.files import check_writable, is_special, read_json
 
 STANDARD_OUTPUT = Path("-")
 
@@ -35,7 +35,7 @@ def check_outputs(
     Raises
     ------
     ConfigurationError
-        If two outputs are the same file, or an output is an input.
+        If two outputs are the same file, or an output is an input or cannot be written.
     """
     given = {option: path for option, path in files.items() if path is not None}
     for (one, first), (other, second) in itertools.combinations(given.items(), 2):
@@ -51,6 +51,21 @@ def check_outputs(
                 raise ConfigurationError(
                     f"{option} would replace {source}, which is read", where=str(path), hint="Name another place."
                 )
+    for option, path in given.items():
+        if path != STANDARD_OUTPUT:
+            require_writable(path, option)
+
+
+def require_writable(path: Path, option: str) -> None:
+    """Raise `ConfigurationError` if the file that an option names cannot be written."""
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{option} cannot be written here: {error.strerror}",
+            where=str(path),
+            hint="Choose a file in a folder that exists and may be written to.",
+        ) from None
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -65,10 +80,10 @@ def _series_of(path: Path) -> Iterator[Path]:
     beside = Path(os.path.realpath(path))
     yield beside.with_name(beside.name.removesuffix(".json") + ".h5")
     try:
-        content = read_json(path, nan=True)
+        content = read_json(path, any_number=True)
     except JobError:  # reported by whoever reads the file
         return
     facts = content.get("d5suite") if isinstance(content, dict) else None
     name = facts.get("series") if isinstance(facts, dict) else None
-    if isinstance(name, str) and Path(name).name:
+    if isinstance(name, str) and Path(name).name and "\0" not in name:
         yield beside.with_name(Path(name).name)

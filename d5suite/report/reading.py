@@ -11,7 +11,7 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import read_json
@@ -34,43 +34,63 @@ MEDIANS_APART = 0.01
 _NAMED_FAULTS = 3
 _LONGEST_FAULT = 200
 
+_OUT_OF_RANGE = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+"""Rules of the schema about the size of a number."""
+
+
+class Results(NamedTuple):
+    """What a result file holds, printable.
+
+    Attributes
+    ----------
+    records : dict
+        See `read_benchmarks`.
+    failures : list of dict
+        As in ``results/schema.json``, with the first line of each message.
+    refused : list of dict
+        In the same form: benchmarks with a number that cannot be, such as a sample of 0 s. The
+        message says where it stands.
+    """
+
+    records: dict[Key, dict[str, Any]]
+    failures: list[dict[str, Any]]
+    refused: list[dict[str, Any]]
+
 
 def load_results(path: Path) -> dict[Key, dict[str, Any]]:
-    """Read the d5suite benchmarks of a result file.
+    """Read the d5suite benchmarks of a result file, without those that `results_of` refuses.
+
+    Raises
+    ------
+    JobError, ConfigurationError
+        As `results_of`, or if the file cannot be read.
+    """
+    return results_of(read_json(path, any_number=True), path).records
+
+
+def results_of(content: Any, path: Path) -> Results:
+    """Return the d5suite benchmarks and failures in the content of a file.
+
+    Parameters
+    ----------
+    content : object
+        From `d5suite.files.read_json`, with any number.
+    path : Path
 
     Raises
     ------
     JobError
-        If the file cannot be read, does not fit the schema, or has two results of one name and
-        equal conditions.
+        If the content does not fit the schema, has two results of one name and equal conditions, or
+        a number that cannot be in every result.
     ConfigurationError
         If the file holds no results and no failures, or none that can be shown.
     """
-    return results_of(read_json(path), path)
-
-
-def failures_in(content: Any, path: Path) -> list[dict[str, Any]]:
-    """Return the failures in a file's content, printable, with the first line of each message.
-
-    Raises
-    ------
-    JobError
-        If the content does not fit the schema.
-    """
-    facts = content.get("d5suite") if isinstance(content, dict) else None
-    if not isinstance(facts, dict) or not facts.get("failures"):
-        return []
-    _check(content, {}, str(path))
-    return [printable({**each, "message": each["message"].partition("\n")[0]}) for each in facts["failures"]]
-
-
-def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
-    """Return what `load_results` returns, from the content of a file."""
     try:
         if not isinstance(content, dict) or not isinstance(content.get("benchmarks", []), list):
             raise JobError("this is not a result file: an object with a list of benchmarks", where=str(path))
         ours = {place: each for place, each in enumerate(content.get("benchmarks", [])) if is_ours(each)}
-        if not ours and not failures_in(content, path):
+        failures = content["d5suite"]["failures"] if has_failures(content) else []
+        if not ours and not failures:
             others = len(content.get("benchmarks", []))
             raise ConfigurationError(
                 "no d5suite results here" + (f", but {others} benchmarks of pytest-benchmark" if others else ""),
@@ -78,24 +98,35 @@ def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
                 hint="pytest-benchmark compare shows those." if others
                 else "Make some: pytest recipes/ (or operators/) --benchmark-json FILE",
             )  # fmt: skip
-        _check(content, ours, str(path))
+        refused = _check(content, ours, str(path))
+        sound = {place: each for place, each in ours.items() if place not in refused}
+        if not sound and not failures:
+            raise next(iter(refused.values()))
         check_pair(path, content.get("d5suite", {}))
-        shown = printable([{**each, "stats": {}} for each in ours.values()])
-        for each, (place, given) in zip(shown, ours.items(), strict=True):
+        shown = printable([{**each, "stats": {}} for each in sound.values()])
+        for each, (place, given) in zip(shown, sound.items(), strict=True):
             each.update(stats=given["stats"], place=f"benchmarks.{place}")
         records = read_benchmarks(shown, printable(content.get("d5suite", {}).get("measurements", {})))
         for each in records.values():
             for column in with_passes(each["table"], [each]).columns:
                 text_of(column, each, True)  # raises before anything is shown
         check_rounds(records.values())
-        return records
-    except RecursionError:
-        raise JobError("it is nested too deeply", where=str(path)) from None
+        return Results(
+            records,
+            [printable({**each, "message": each["message"].partition("\n")[0]}) for each in failures],
+            [_as_failure(ours[place], error, str(path)) for place, error in sorted(refused.items())],
+        )
     except (JobError, ConfigurationError) as error:
         if str(error.where).startswith(str(path)):
             raise
         where = f"{path}, {error.where}" if error.where else str(path)
         raise type(error)(error.what, where=where, hint=error.hint) from None
+
+
+def has_failures(content: Mapping[str, Any]) -> bool:
+    """Return whether a file tells of measurements without a result."""
+    facts = content.get("d5suite")
+    return isinstance(facts, dict) and bool(facts.get("failures"))
 
 
 def is_ours(bench: Any) -> bool:
@@ -104,8 +135,23 @@ def is_ours(bench: Any) -> bool:
     return not isinstance(info, dict) or "d5suite" in info
 
 
-def _check(content: Mapping[str, Any], ours: Mapping[int, Any], path: str) -> None:
-    """Check a file against the schema; ignore benchmarks of other tools."""
+def _as_failure(bench: Any, error: JobError, path: str) -> dict[str, Any]:
+    """Return a refused benchmark in the form of a failure, printable."""
+    place = str(error.where).removeprefix(f"{path}, ")
+    group, param, info = bench.get("group"), bench.get("param"), _record(bench)
+    backend = _backend_of(param, info) if isinstance(param, str) and isinstance(info, dict) else param
+    told: dict[str, Any] = {"group": str(group), "backend": str(backend), "message": f"{place}: {error.what}"}
+    return {**printable(told), "wrong": False}
+
+
+def _check(content: Mapping[str, Any], ours: Mapping[int, Any], path: str) -> dict[int, JobError]:
+    """Check a file against the schema; ignore benchmarks of other tools.
+
+    Returns
+    -------
+    dict of int to JobError
+        Benchmarks with a number that cannot be, by place.
+    """
     import jsonschema
 
     schema = result_schema()
@@ -117,20 +163,58 @@ def _check(content: Mapping[str, Any], ours: Mapping[int, Any], path: str) -> No
                 where=f"{path}{place}",
                 hint="Read it with the version of d5suite that wrote it.",
             )
-    slow = {place: _samples(each, f"{path}{_place(place)}") for place, each in ours.items()}
-    checked = {**content, "benchmarks": list(slow.values())}
+    _check_names(ours, path)
+    slow, refused = dict[int, Any](), dict[int, JobError]()
+    for number, each in ours.items():
+        try:
+            slow[number] = _check_numbers(each, f"{path}{_place(number)}")
+        except JobError as fault:
+            refused[number] = fault
+    if ours and not slow and not has_failures(content):
+        return refused
+    checked, places = {**content, "benchmarks": list(slow.values())}, list(slow)
     faults = []
     for error in jsonschema.Draft202012Validator(schema).iter_errors(checked):
         at = list(error.absolute_path)
         if at[:1] == ["benchmarks"] and len(at) > 1:
-            at[1] = list(slow)[int(at[1])]
+            at[1] = number = places[int(at[1])]
+            if error.validator in _OUT_OF_RANGE:
+                where = f"{path}, {'.'.join(map(str, at))}"
+                refused.setdefault(number, JobError(_escaped(_short(error.message)), where=where))
+                continue
         faults.append(f"{'.'.join(map(str, at)) or 'the file'}: {_short(error.message)}")
         if len(faults) == _NAMED_FAULTS:
             break
     if faults:
-        raise JobError("this does not fit results/schema.json: " + _escaped("; ".join(faults)), where=path)
+        bare = any(each.endswith(".stats: 'data' is a required property") for each in faults)
+        raise JobError(
+            "this does not fit results/schema.json: " + _escaped("; ".join(faults)),
+            where=path,
+            hint="It was stored without its samples: measure again, or give --benchmark-json." if bare else None,
+        )
     for number, each in ours.items():
-        _check_agreement(each, f"{path}{_place(number)}")
+        if number not in refused:
+            _check_agreement(each, f"{path}{_place(number)}")
+    return refused
+
+
+def _check_names(ours: Mapping[int, Any], path: str) -> None:
+    """Raise `JobError` if a benchmark occurs twice: before all are checked, which takes long."""
+    seen: dict[Key, int] = {}
+    for place, bench in ours.items():
+        try:
+            info = bench["extra_info"]["d5suite"]
+            key = (bench["group"], conditions(info), _backend_of(bench["param"], info))
+            if key in seen:
+                raise _twice(bench["group"], key[2], f"benchmarks.{seen[key]}", f"{path}{_place(place)}")
+            seen[key] = place
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # the schema tells what is wrong
+            continue
+
+
+def _twice(group: str, backend: str, first: str, where: str) -> JobError:
+    what = _escaped(_short(f"{group} of {backend} occurs twice, also as {first}"))
+    return JobError(what, where=where, hint="Remove one of them.")
 
 
 def _check_agreement(bench: Mapping[str, Any], where: str) -> None:
@@ -161,19 +245,35 @@ def _check_agreement(bench: Mapping[str, Any], where: str) -> None:
 
 def _backend_of(param: str, info: Mapping[str, Any]) -> str:
     """Return the backend in a test's parameter; at level 0 a problem's name and - precede it."""
-    return param.partition("-")[2] if info["level"] == 0 else param
+    return param.partition("-")[2] if info.get("level") == 0 else param
 
 
-def _samples(bench: Any, where: str) -> Any:
-    """Check all samples; keep only the first, because checking each by the schema is slow."""
+def _check_numbers(bench: Any, where: str) -> Any:
+    """Check all numbers; keep one sample only, because checking each by the schema is slow."""
     stats = bench.get("stats") if isinstance(bench, dict) else None
+    median = stats.get("median") if isinstance(stats, dict) else None
+    for value, part in ((_record(bench), ".extra_info.d5suite"), (median, ".stats.median")):
+        if (odd := _odd_number(value)) is not None:
+            raise JobError(f"{_short(str(odd[1]))} is not finite, or beyond 64 bits", where=f"{where}{part}{odd[0]}")
     data = stats.get("data") if isinstance(stats, dict) else None
     if not isinstance(data, list):
         return bench
     for place, each in enumerate(data):
-        if isinstance(each, bool) or not isinstance(each, int | float) or not each > 0:
-            raise JobError(f"sample {_short(repr(each))} is not a positive number", where=f"{where}.stats.data.{place}")
+        if isinstance(each, bool) or not isinstance(each, int | float) or not 0 < each < 1 << 64:
+            what = f"sample {_short(repr(each))} is not a positive number, or beyond 64 bits"
+            raise JobError(what, where=f"{where}.stats.data.{place}")
     return {**bench, "stats": {**stats, "data": data[:1]}}  # type: ignore[dict-item]
+
+
+def _odd_number(value: Any) -> tuple[str, float] | None:
+    """Return a number that is not finite or beyond 64 bits, after the place where it stands."""
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            if (found := _odd_number(each)) is not None:
+                return f".{key}{found[0]}", found[1]
+    elif (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and abs(value) >= 1 << 64):
+        return "", value
+    return None
 
 
 def _record(bench: Any) -> Any:
@@ -233,11 +333,7 @@ def read_benchmarks(
         table = bench["measurement"].table if "measurement" in bench else _table_of(info, described or {}, place)
         key = (bench["group"], conditions(info), backend)
         if key in records:
-            raise JobError(
-                f"{bench['group']} of {backend} occurs twice, also as {records[key]['place']}",
-                where=place,
-                hint="Remove one of them.",
-            )
+            raise _twice(bench["group"], backend, records[key]["place"], place)
         records[key] = {
             **info,
             "data": bench["stats"]["data"],

@@ -20,7 +20,7 @@ from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import read_json
 from d5suite.report.compare import failures
 from d5suite.report.figures import judged_figures
-from d5suite.report.reading import Conditions, failures_in, is_ours, load_results, printable
+from d5suite.report.reading import Conditions, has_failures, is_ours, printable, results_of
 from d5suite.statistics.contests import veto_of
 from d5suite.statistics.decisions import Costs
 from d5suite.statistics.figures import Figure
@@ -124,57 +124,69 @@ class BenchmarkRun:
 def read_run(path: Path) -> BenchmarkRun:
     """Read a result file.
 
+    A benchmark with a number that cannot be, such as a sample of 0 s, is a failed one.
+
     Raises
     ------
     JobError
-        If the file is malformed or has a benchmark twice.
+        If the file is malformed, has a benchmark twice, or such a number in every benchmark.
     ConfigurationError
         If the file holds no benchmarks and no failures.
     """
-    content = read_json(path, nan=True)
-    try:
-        if isinstance(content, dict) and "result_columns" in content:
-            return _asv(path, printable(content))
-        content = read_json(path)  # NaN is asv's only
-        if isinstance(content, dict) and isinstance(content.get("benchmarks"), list):
-            ours = any(map(is_ours, content["benchmarks"]))
-            others = [each for each in enumerate(content["benchmarks"]) if not is_ours(each[1])]
-            failed = _failed(path, content)
-            entries = _ours(path, failed) if ours else []
-            entries += _plain(path, printable(content.get("machine_info")), others)
-            date = content.get("datetime")
-            kind = "d5suite" if ours or failed else "pytest-benchmark"
-            if entries or failed:
-                return BenchmarkRun(path, kind, entries, failed, printable(date) if isinstance(date, str) else "")
-    except RecursionError:
-        raise JobError("it is nested too deeply", where=str(path)) from None
+    content = read_json(path, any_number=True)
+    if isinstance(content, dict) and "result_columns" in content:
+        return _asv(path, printable(content))
+    if isinstance(content, dict) and isinstance(content.get("benchmarks"), list):
+        ours = any(map(is_ours, content["benchmarks"])) or has_failures(content)
+        others = [each for each in enumerate(content["benchmarks"]) if not is_ours(each[1])]
+        entries, failed = _ours(path, content) if ours else ([], {})
+        plain, refused = _plain(path, printable(content.get("machine_info")), others)
+        entries += plain
+        failed |= _refused(refused, alone=not entries and not failed)
+        date = content.get("datetime")
+        if entries or failed:
+            kind = "d5suite" if ours else "pytest-benchmark"
+            return BenchmarkRun(path, kind, entries, failed, printable(date) if isinstance(date, str) else "")
     raise ConfigurationError(
         "no benchmarks here", where=str(path), hint="Make some: pytest recipes/ (or operators/) --benchmark-json FILE"
     )
 
 
-def _failed(path: Path, content: Mapping[str, Any]) -> dict[str, Failed]:
-    """Return failures by name; a wrong answer outweighs other failures of the same name."""
+def _ours(path: Path, content: Mapping[str, Any]) -> tuple[list[Entry], dict[str, Failed]]:
+    """Return results of d5suite, and failures by name.
+
+    A wrong answer outweighs other failures of its name, and moves to results of its name.
+    """
+    found = results_of(content, path)
     failed: dict[str, Failed] = {}
-    for each in failures_in(content, path):
-        name = f"{each['group']} {each['backend']}"
-        if name not in failed or each["wrong"]:
-            failed[name] = Failed(each["wrong"], each["message"])
-    return failed
-
-
-def _ours(path: Path, failed: dict[str, Failed]) -> list[Entry]:
-    """Return results of d5suite; a wrong answer among the failures moves to entries of its name."""
+    for told in (*found.failures, *found.refused):
+        name = f"{told['group']} {told['backend']}"
+        if name not in failed or told["wrong"]:
+            failed[name] = Failed(told["wrong"], told["message"])
     entries = [
         entry_of(f"{group} {backend}", conditions, info, failures(info))
-        for (group, conditions, backend), info in load_results(path).items()
+        for (group, conditions, backend), info in found.records.items()
     ]
     for name in {each.name for each in entries} & failed.keys():
         if failed[name].wrong:
             message = failed.pop(name).message
             for each in entries:
                 each.wrong.extend([message] if each.name == name else [])
-    return entries
+    return entries, failed
+
+
+def _refused(refused: Mapping[str, JobError], *, alone: bool) -> dict[str, Failed]:
+    """Return benchmarks with a number that cannot be as failed ones.
+
+    Raises
+    ------
+    JobError
+        If they are ``alone`` in their file.
+    """
+    if refused and alone:
+        raise next(iter(refused.values()))
+    told = {name: f"{str(error.where).rpartition(', ')[2]}: {error.what}" for name, error in refused.items()}
+    return {name: Failed(False, message) for name, message in told.items()}
 
 
 def entry_of(name: str, conditions: Conditions, info: Mapping[str, Any], wrong: list[str]) -> Entry:
@@ -199,7 +211,7 @@ def _set_up(info: Mapping[str, Any]) -> dict[str, str]:
     """Return how ranks trained together, except for what the benchmark's name says."""
     together = _table(info.get("distributed"))
     ranks = together.get("ranks")
-    hosts = {each.get("host") for each in ranks if isinstance(each, dict)} if isinstance(ranks, list) else ()
+    hosts = {str(each.get("host")) for each in ranks if isinstance(each, dict)} if isinstance(ranks, list) else ()
     places = info.get("placement")
     places = places if isinstance(places, list) else []
     interfaces = sorted({str(each.get("interface")) for each in places if isinstance(each, dict)})
@@ -268,8 +280,15 @@ def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> list[Entry]:
-    """Read pytest-benchmark's results, with or without samples (``--benchmark-save-data``)."""
+def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> tuple[list[Entry], dict[str, JobError]]:
+    """Read pytest-benchmark's results, with or without samples (``--benchmark-save-data``).
+
+    Returns
+    -------
+    entries : list of Entry
+    refused : dict of str to JobError
+        By name, benchmarks with a number that cannot be.
+    """
     cpu = _table(_table(machine).get("cpu"))
     named = {
         "CPU": cpu.get("brand_raw"),
@@ -280,16 +299,20 @@ def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> l
     conditions = {name: str(value) for name, value in named.items() if value not in (None, "")}
     facts = {"Python": str(_table(machine).get("python_version")), "kernel": str(_table(machine).get("release"))}
     entries: dict[str, Entry] = {}
+    refused: dict[str, JobError] = {}
     for place, given in benchmarks:
         where = f"{path}, benchmarks.{place}"
         bench = printable({name: given.get(name) for name in ("name", "fullname")})
         name, stats = bench["fullname"] or bench["name"], given.get("stats")
         if not isinstance(name, str) or not isinstance(stats, dict):
             raise JobError("this benchmark has no name or no stats", where=where)
-        if name in entries:
+        if name in entries or name in refused:
             raise JobError(f"{name} occurs twice", where=where, hint="Remove one of them.")
-        entries[name] = Entry(name, _plain_series(stats, where), conditions, facts)
-    return list(entries.values())
+        try:
+            entries[name] = Entry(name, _plain_series(stats, where), conditions, facts)
+        except JobError as error:
+            refused[name] = error
+    return list(entries.values()), refused
 
 
 def _plain_series(stats: Mapping[str, Any], where: str) -> Summary:
@@ -300,8 +323,8 @@ def _plain_series(stats: Mapping[str, Any], where: str) -> Summary:
         return summarize([positive(each, f"{where}.stats.data.{place}") for place, each in enumerate(data)])
     median = positive(stats.get("median"), f"{where}.stats.median")
     rounds, spread = stats.get("rounds"), stats.get("iqr")
-    known = isinstance(rounds, int) and rounds > 1 and isinstance(spread, int | float) and spread >= 0
-    if not known:
+    counted = isinstance(rounds, int) and 1 < rounds < LARGEST
+    if not counted or not isinstance(spread, int | float) or not 0 <= spread < LARGEST:
         return Summary(median, math.inf, 1)
     return _summarised(median, float(spread), rounds, f"{where}.stats.iqr")  # type: ignore[arg-type]
 
@@ -323,6 +346,8 @@ def positive(value: Any, where: str) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise JobError(f"sample {str(value)[:100]!r} is not a positive number", where=where)
+    if isinstance(value, int) and value >= 1 << 64:
+        raise JobError(f"sample {str(value)[:20]}... is beyond 64 bits", where=where)
     if value > LARGEST:
         raise JobError(f"sample {value:g} is larger than {LARGEST:.2g}", where=where)
     return float(value)
@@ -348,6 +373,7 @@ def _asv(path: Path, content: Mapping[str, Any]) -> BenchmarkRun:
     facts = {**_table(content.get("requirements")), "Python": content.get("python"), "system": params.get("os")}
     entries: list[Entry] = []
     failed: dict[str, Failed] = {}
+    refused: dict[str, JobError] = {}
     left_out: list[str] = []
     names_seen: set[str] = set()
     for benchmark, row in results.items():
@@ -367,7 +393,11 @@ def _asv(path: Path, content: Mapping[str, Any]) -> BenchmarkRun:
             if value is None:
                 failed[name] = Failed(False, "asv could not run it")
             elif not (isinstance(value, float) and math.isnan(value)):  # NaN: skipped
-                series = _asv_series(value, cell, place)
+                try:
+                    series = _asv_series(value, cell, place)
+                except JobError as error:
+                    refused[name] = error
+                    continue
                 version = {"version": str(cells["version"])} if cells.get("version") else {}
                 own_facts = {each: str(known) for each, known in facts.items()}
                 entries.append(
@@ -379,6 +409,7 @@ def _asv(path: Path, content: Mapping[str, Any]) -> BenchmarkRun:
                         is_memory=_ASV_KINDS[(named[1] or named[2]).lower()],
                     )
                 )
+    failed |= _refused(refused, alone=not entries and not failed)
     if not entries and not failed:
         raise ConfigurationError("no benchmarks here that can be compared", where=where)
     return BenchmarkRun(path, "asv", entries, failed, _asv_date(content.get("date"), where), left_out)
@@ -420,6 +451,6 @@ def _asv_series(value: Any, cell: Mapping[str, Any], where: str) -> Summary:
     if isinstance(samples, list) and samples:
         return summarize([positive(each, f"{where}.samples.{place}") for place, each in enumerate(samples)])
     low, high, count = cell["stats_q_25"], cell["stats_q_75"], cell["stats_repeat"]
-    if all(isinstance(each, int | float) and each > 0 for each in (low, high, count)) and count >= 2:
+    if all(isinstance(each, int | float) and 0 < each < LARGEST for each in (low, high, count)) and count >= 2:
         return _summarised(median, float(abs(high - low)), int(count), f"{where}.stats_q_75")
     return Summary(median, math.inf, 1)

@@ -9,6 +9,9 @@ from typing import Any
 from d5suite.errors import JobError
 from d5suite.files import atomic_hdf5
 
+_UNREADABLE = (KeyError, OSError, RuntimeError, TypeError, ValueError)
+"""What h5py raises for files that are damaged or hold what it does not know."""
+
 
 def save_series(path: Path, series: Mapping[str, Mapping[str, list[float]]], token: str = "") -> None:
     """Write one group per benchmark, atomically.
@@ -61,9 +64,9 @@ def check_pair(path: Path, facts: Mapping[str, Any]) -> None:
     try:
         with h5py.File(beside, "r") as file:
             own_token = file.attrs.get("token")
-    except OSError as error:
+    except _UNREADABLE as error:
         raise JobError(f"the series beside it cannot be read: {error}", where=str(beside)) from error
-    if own_token != token:
+    if not isinstance(own_token, str) or own_token != token:
         raise JobError(
             f"it and its series, {beside.name}, come from different runs",
             where=str(path),
@@ -106,6 +109,6 @@ def read_series(path: Path, names: Collection[str]) -> dict[str, dict[str, list[
                     data = inside(group, key, h5py.Dataset)
                     if data is not None and data.ndim == 1 and data.dtype.kind == "f" and data.size <= LARGEST_SERIES:
                         series.setdefault(name, {})[key] = [float(each) for each in data[:]]
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+    except _UNREADABLE as error:
         raise JobError(f"the series cannot be read: {error}", where=str(path)) from error
     return series

@@ -6,13 +6,14 @@ Imports `d5suite.statistics` and `d5suite.errors`; tomli where Python has no tom
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from d5suite.errors import ConfigurationError
+from d5suite.files import read_bounded
 from d5suite.statistics.decisions import Threshold
 
 if sys.version_info >= (3, 11):
@@ -22,6 +23,12 @@ else:
 
 LARGEST_FILE = 1 << 20
 """Largest size of a file of thresholds in bytes."""
+
+
+def chosen_names(names: Iterable[str], pattern: str) -> set[str]:
+    """Return the names that a shell pattern fits; of a pattern that is a name, this one only."""
+    known = set(names)
+    return {pattern} if pattern in known else {name for name in known if fnmatchcase(name, pattern)}
 
 
 PAIRED = Threshold(effect=0.02)
@@ -39,7 +46,7 @@ class Thresholds:
     ----------
     default : Threshold
     rules : list of (str, dict)
-        Patterns of names, with the values they set; later ones win.
+        Names or shell patterns of names, with the values they set; later ones win.
     matched : set of str
         Patterns that matched a benchmark.
     """
@@ -52,7 +59,7 @@ class Thresholds:
         """Return the threshold of a benchmark."""
         threshold = self.default
         for pattern, values in self.rules:
-            if fnmatchcase(name, pattern):
+            if name == pattern or fnmatchcase(name, pattern):
                 self.matched.add(pattern)
                 threshold = replace(threshold, **values)
         return threshold
@@ -64,7 +71,7 @@ class Thresholds:
 
 
 def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:  # noqa: B008  immutable
-    """Read a TOML file: tables ``default`` and ``[[benchmark]]`` with ``match``, a shell pattern.
+    """Read a TOML file: tables ``default`` and ``[[benchmark]]`` with ``match``, a name or pattern.
 
     Parameters
     ----------
@@ -79,9 +86,7 @@ def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:
     """
     where = str(path)
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST_FILE:
-            raise ConfigurationError("not a file of thresholds", where=where, hint="Give a small TOML file.")
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_bounded(path, LARGEST_FILE).decode("utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"cannot read the file: {error.strerror}", where=where) from None
     except (ValueError, RecursionError) as error:  # TOML's and Unicode's errors are values'

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from d5suite.errors import TraceError
+from d5suite.files import LARGEST_JSON, read_bounded
 from d5suite.instruments.recorder import FORMAT, METRIC, WORDS
 from d5suite.traces.events import COLUMNS, Communicator, Events, Kind, Location, Metric, Region, Trace
 
@@ -148,7 +149,7 @@ def _number(name: str) -> tuple[str, int]:
 def _process(path: Path) -> _Process:
     """Read the definitions of a process; the last line may have been cut off."""
     lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_bounded(path, LARGEST_JSON).decode("utf-8", errors="replace").splitlines():
         try:
             lines.append(json.loads(line))
         except ValueError:

@@ -275,3 +275,10 @@ def test_what_is_left_out_is_counted(tree: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ImageNet(tree, "val")
+
+
+def test_a_list_of_classes_without_an_end_is_not_read(tree: Path) -> None:
+    (tree / "LOC_synset_mapping.txt").unlink(missing_ok=True)
+    (tree / "LOC_synset_mapping.txt").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"LOC_synset_mapping\.txt: cannot be read: this is not a regular file"):
+        ImageNet(tree, "train")

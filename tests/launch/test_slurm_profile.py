@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from d5suite.cli import main
 from d5suite.errors import ConfigurationError
 from d5suite.job import Distributed, Job, reason_path, results_of
 from d5suite.launch.slurm.draft import Partition, drafted
@@ -43,6 +44,26 @@ def test_a_profile_is_refused_with_its_line(tmp_path: Path, text: str, said: str
     with pytest.raises(ConfigurationError) as raised:
         read_profile(path)
     assert said in str(raised.value) and str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("/dev/zero", "not a regular file"), ("huge.toml", "more than the 1,048,576 that are read")]
+)
+def test_no_more_of_a_profile_is_read_than_one_has(path: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "huge.toml").write_bytes(b"#" * (2 << 20))
+    with pytest.raises(ConfigurationError, match=said):
+        read_profile(tmp_path / path)
+
+
+def test_files_beside_a_result_have_their_place_before_a_job_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken.h5").mkdir()
+    (tmp_path / "test_x.py").touch()
+    (tmp_path / "site.toml").write_text("cores_per_node = 2\n")
+    assert main(["slurm", "run", "test_x.py", "--nodes", "1", "--profile", "site.toml", "--out", "taken.json"]) == 2
+    assert "taken.h5: results cannot be written here: a folder or a device is there" in capsys.readouterr().err
 
 
 def test_the_documented_profiles_are_read(tmp_path: Path) -> None:

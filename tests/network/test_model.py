@@ -143,7 +143,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     [
         *((place, "outside the model's folder") for place in ("../secret.bin", "/etc/hostname", "")),
         ("link.bin", "is a symbolic link"),
+        ("x" * 5000, "cannot lie at 'xxx.*File name too long"),
+        ("a\0b", r"cannot lie at 'a\\x00b'.*embedded null"),
     ],
+    ids=lambda text: text[:20].replace("\0", "0"),
 )
 def test_external_data_outside_the_folder_are_refused(tmp_path: Path, location: str, why: str) -> None:
     (tmp_path / "secret.bin").write_bytes(bytes(240))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -237,6 +238,8 @@ def test_backends_not_asked_for_are_skipped_with_the_reason(run_pytest: Run, rec
     assert "1 skipped" in done.stdout
 
 
+LONG = "x" * 300
+
 USAGE = [
     (["--backend", "absent"], "pip install 'd5suite[absent]'"),
     (["--backend", "nosuch"], "there is no backend 'nosuch'"),
@@ -275,7 +278,23 @@ USAGE = [
     (["--optimizer", "learning_rate=fast"], "is not KEY=VALUE with a number"),
     (["--optimizer", "learning_rate=-1"], "the learning rate must be positive"),
     (["--openimages", "absent-folder"], "--openimages absent-folder: there is no such dataset"),
+    (["--jobs", ""], "argument --jobs: the path is empty"),
+    (["--imagenet", LONG], "argument --imagenet: the path 'xxxx"),
+    (["--network", LONG], "argument --network: the path 'xxxx"),
+    (["--passes", f"{LONG}.py"], "File name too long"),
+    (["--benchmark-json", LONG], "results cannot be written here: File name too long"),
+    (["--benchmark-json", "x" * 250], ".h5: results cannot be written here: File name too long"),
+    (["--benchmark-json", "pipe"], "--benchmark-json pipe: results cannot be written here: this pipe has no reader"),
+    (["--benchmark-json", "taken.json"], "taken.h5: results cannot be written here: a folder or a device is there"),
+    (["--benchmark-storage", "bogus://x"], "--benchmark-storage bogus://x: results cannot be stored here: Storage"),
+    (["--benchmark-save=a", "--benchmark-storage", "file://file/x"], "results cannot be stored here: Not a directory"),
+    (["--benchmark-compare", "a/b/c"], "--benchmark-compare a/b/c: 'a/b/c' isn't an existing file"),
+    (["--backend", "faulty", "--benchmark-compare-fail", "mean:5%"], "there is no earlier run to compare with"),
+    (["--backend", "faulty", "--benchmark-min-rounds", str(10**12)], "more than 1000000 rounds"),
+    (["--backend", "faulty", "-p", "no:benchmark"], "d5suite needs pytest-benchmark: leave out -p no:benchmark"),
 ]
+if importlib.util.find_spec("pygal") is None:
+    USAGE.append((["--backend", "faulty", "--benchmark-histogram"], "histograms need pygal, which is not installed"))
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +303,9 @@ def refused(
 ) -> Mapping[str, subprocess.CompletedProcess[str]]:
     """Each run with a wrong option."""
     parent = tmp_path_factory.mktemp("usage")
+    os.mkfifo(parent / "pipe")
+    (parent / "taken.h5").mkdir()
+    (parent / "file").touch()
     start = [
         "pytest",
         "-p",

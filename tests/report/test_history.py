@@ -296,3 +296,13 @@ def test_what_makes_no_sense_is_one_error(history: Path, tmp_path: Path, capsys:
     ):
         assert main(words) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_name_with_brackets_retires_that_benchmark_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "history"
+    keep(folder, run_of(tmp_path / "x.json", 1, {"a[10-x]": 1.0, "a1": 1.0}))
+    capsys.readouterr()
+    for words in (["show", str(folder), "-k", "test_x.py::a[10-x]"], ["retire", str(folder), "test_x.py::a[10-x]"]):
+        assert main(["history", *words]) == 0
+        shown = capsys.readouterr().out
+        assert "test_x.py::a[10-x]" in shown and "test_x.py::a1" not in shown

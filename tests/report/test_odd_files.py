@@ -45,7 +45,7 @@ def test_what_nobody_foresaw_is_no_regression(
     def broken(*_: object) -> None:
         raise ZeroDivisionError(f"odd{EVIL}")
 
-    monkeypatch.setattr("d5suite.report.reading.results_of", broken)
+    monkeypatch.setattr("d5suite.report.reading.check_pair", broken)
     assert main([str(base) if word == "{}" else word for word in words]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith("Traceback (most recent call last):\n") and "ZeroDivisionError: odd\\x1b" in shown.err

@@ -300,7 +300,7 @@ def test_bad_input_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "given twice" in refused(capsys, str(SMOKE), str(SMOKE), "-o", out)
     assert "between-runs" in refused(capsys, str(SMOKE), "-o", out, "--between-runs", "-1")
     assert "cannot be written" in refused(capsys, str(SMOKE), "-o", str(tmp_path / "no" / "report.html"))
-    assert "this is a folder" in refused(capsys, str(SMOKE), "-o", str(tmp_path))
+    assert "Is a directory" in refused(capsys, str(SMOKE), "-o", str(tmp_path))
     assert [each.name for each in tmp_path.iterdir()] == ["empty.json"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import struct
@@ -16,8 +15,8 @@ import numpy as np
 from d5suite.data.imagenet import MAPPING_FILE, read_mapping
 from d5suite.data.openimages import SparseLabels
 from d5suite.data.reading import FilePieces, Location, first_classes, masked_crc32c_bytes, take_runs
-from d5suite.errors import DataError
-from d5suite.files import write_json
+from d5suite.errors import DataError, JobError
+from d5suite.files import read_json, write_json
 
 SPLITS = ("train", "val", "validation", "test")
 """The names of splits."""
@@ -201,13 +200,13 @@ def read_classes(folder: Path) -> tuple[list[str], dict[str, str], bool] | None:
         names = read_mapping(folder / MAPPING_FILE)
         return (sorted(names), {label: name for label, name in names.items() if name}, False) if names else None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         labels = [label for label, _ in content["classes"]]
         names = {label: name for label, name in content["classes"] if name is not None}
         several = content["several labels per image"]
         sound = all(isinstance(text, str) for text in (*labels, *names.values())) and isinstance(several, bool)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"is not a list of classes: {error}", where=str(file)) from None
+    except (JobError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"is not a list of classes: {getattr(error, 'what', error)}", where=str(file)) from None
     if not sound or not labels or len(set(labels)) < len(labels):
         raise DataError("is not a list of different classes and their names", where=str(file))
     return labels, names, several

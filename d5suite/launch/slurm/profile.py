@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.errors import ConfigurationError
+from d5suite.files import read_bounded
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+LARGEST_FILE = 1 << 20
+"""Largest size of a profile in bytes."""
 
 NAME = "d5suite-slurm.toml"
 """A profile's name in the current folder; the user's own, ``slurm.toml``, is for all folders."""
@@ -158,11 +162,11 @@ def read_profile(path: Path) -> ProfileFile:
         If it cannot be read; the message names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, LARGEST_FILE).decode("utf-8-sig")
         content = tomllib.loads(text)
     except OSError as error:
         raise ConfigurationError(f"cannot read the profile: {error.strerror}", where=str(path)) from error
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ConfigurationError(f"not valid TOML: {error}", where=str(path)) from error
     lines = _lines(text)
     known = {each.name: each for each in dataclasses.fields(ClusterProfile)}

@@ -188,6 +188,8 @@ class ResultFile:
         Whether its series are there.
     left_out : str
         Why its results are not shown; empty if they are.
+    refused : list of mapping
+        See `d5suite.report.reading.Results`.
     """
 
     name: str
@@ -197,6 +199,7 @@ class ResultFile:
     results: int = 0
     series: str = ""
     left_out: str = ""
+    refused: Sequence[Mapping[str, Any]] = ()
 
     @property
     def ours(self) -> Mapping[str, Any]:
@@ -269,12 +272,12 @@ def gather(paths: Sequence[Path], between_runs: float) -> Page:
     files: list[tuple[str, dict[Any, dict[str, Any]]]] = []
     missed: list[Mapping[str, Any]] = []
     for number, path in enumerate(paths, 1):
-        content = read_json(path)
+        content = read_json(path, any_number=True)
         facts = {**content, "benchmarks": []} if isinstance(content, dict) else {}
         source = ResultFile(printable(str(path)), f"({number})" if len(paths) > 1 else "", path, printable(facts))
         sources.append(source)
         try:
-            results = results_of(content, path)
+            results, _, source.refused = results_of(content, path)
         except D5Error as error:
             if len(paths) == 1 or not _of_another_version(content):
                 raise
@@ -286,7 +289,7 @@ def gather(paths: Sequence[Path], between_runs: float) -> Page:
             for (group, conditions, backend), info in results.items()
         }
         files.append((source.mark, apart_by_machine))
-        missed += source.ours.get("failures", [])
+        missed += [*source.ours.get("failures", []), *source.refused]
     if not files:
         raise ConfigurationError("none of these files can be shown", where=sources[0].name, hint=sources[0].left_out)
     backends = places(info["backend"]["name"] for _, results in files for info in results.values())

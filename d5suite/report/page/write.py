@@ -80,8 +80,6 @@ def save(path: Path, content: str) -> None:
     ConfigurationError
         If the file cannot be written.
     """
-    if path.is_dir():
-        raise ConfigurationError("this is a folder", where=str(path), hint="Name a file: -o report.html")
     try:
         write_bytes(path, content.encode())
     except OSError as error:
