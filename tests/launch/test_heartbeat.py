@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -19,9 +21,11 @@ from d5suite.launch.heartbeat import (
     STALLED_S,
     FailedRank,
     HangDetector,
+    Heartbeat,
     HeartbeatWriter,
     _threads_of,
 )
+from d5suite.launch.ranks import MEETS, describe_failed
 from tests.conftest import wait_until
 
 
@@ -235,3 +239,15 @@ def test_ranks_that_wait_for_each_other_are_a_deadlock(monkeypatch: pytest.Monke
     found = [clock.look("waits", "waits") for _ in range(int(LONG_S) + 3)]
     assert found[-1] is not None and "deadlock" in found[-1][1]
     assert not any(found[: int(LONG_S) - 1])
+
+
+@pytest.mark.parametrize("other", ["here", "elsewhere"])
+def test_hosts_that_cannot_connect_are_told_of_the_network(other: str, tmp_path: Path) -> None:
+    result = tmp_path / "job.result.json"
+    result.write_text(json.dumps({"phase": MEETS}))
+    ranks = [Heartbeat(1, "here", waits=True, stack=["_connect (gloo.py:146)"]), Heartbeat(2, other, waits=True)]
+    said = describe_failed(result, FailedRank(0, "and all others have waited (deadlock)", hung=True), ranks)
+    assert said.startswith("rank 0 of 2 on here and all others have waited (deadlock), while meeting the other ranks")
+    told = "packets may be dropped between the hosts: choose another network with --interface" in said
+    assert told == (other == "elsewhere")
+    assert "\n  rank 0: waits for others, in _connect (gloo.py:146)\n  rank 1: waits for others" in said
