@@ -17,15 +17,12 @@ from d5suite.levels.contract import CLAUSES
 from tests.conftest import plugin_environment
 
 ROOT = Path(__file__).parents[1]
-SMALLEST = ROOT / "d5suite" / "backends" / "onnxruntime"
+SKELETON = ROOT / "examples" / "d5suite-skeleton"
 TRAINABLE = ROOT / "examples" / "d5suite-tinygrad"
 PAGE = (ROOT / "docs" / "write-a-backend.md").read_text()
 FILES = {
-    path.relative_to(ROOT).as_posix(): path
-    for path in sorted(SMALLEST.glob("*.py"))
-    if path.stem != "profile"  # which a first version does without
+    path.relative_to(SKELETON).as_posix(): path for path in (SKELETON / "pyproject.toml", *SKELETON.glob("*/*.py"))
 }
-FILES["pyproject.toml"] = TRAINABLE / "pyproject.toml"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -80,14 +77,66 @@ def _run(environment: dict[str, str], *command: str) -> subprocess.CompletedProc
     )
 
 
+RECIPE = """
+from d5suite import SGD, Recipe
+from d5suite.cases.recipe import Preset
+RECIPE = Recipe(name="digits", network="lenet5", dataset="digits", optimizer=SGD(learning_rate=0.0625),
+    measurements=("inference", "gradient"),
+    presets={"smoke": Preset(image_size=32, batch_size=8, classes=10, max_time_s=0.05)})
+"""
+
+PROBLEM = """
+from d5suite.cases.problem import Problem, Problems
+SUMS = [Problem("sum", "Add", {"A": (64, 64), "B": (64,)})]
+PROBLEMS = Problems("sums", smoke=SUMS, standard=SUMS, full=SUMS)
+"""
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Copy the skeleton by the page's own commands, and install the copy."""
+    clone = tmp_path_factory.mktemp("page") / "clone"
+    clone.mkdir()
+    (clone / "examples").symlink_to(ROOT / "examples")
+    commands = re.findall(r"^    ((?:cp|cd|mv|grep) .*)$", PAGE, re.MULTILINE)
+    assert [each.split()[0] for each in commands] == ["cp", "cd", "mv", "grep"]
+    subprocess.run(["bash", "-ec", "\n".join(commands)], cwd=clone, check=True)
+    copy = clone.parent / "d5suite-mine"
+    return copy, _installed(copy, clone.parent / "installed")
+
+
+def test_a_copy_of_the_skeleton_passes_the_short_form_of_the_kit(mine: tuple[Path, dict[str, str]]) -> None:
+    assert "    d5suite conformance mine --quick\n" in PAGE
+    done = _run(mine[1], "d5suite.cli", "conformance", "mine", "--quick")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert _rows(PAGE) == _rows(done.stdout)
+    for row in ("level 0: operators", "ONNX node tests", "level 1: operators", "level 1: networks"):
+        assert re.search(rf"^{row} +[1-9]", done.stdout, re.MULTILINE), done.stdout
+    assert len(re.findall("has no operator", done.stdout)) < 8  # one line for each row of the table
+
+
+def test_a_copy_of_the_skeleton_is_measured_and_skips_networks_with_other_operators(
+    mine: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "test_lenet.py").write_text(RECIPE)
+    (tmp_path / "test_sum.py").write_text(PROBLEM)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--backend", "mine", "-rs"], cwd=tmp_path,
+        env=mine[1], capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "mine has no operator Conv, MaxPool, " in done.stdout and "no gradient: NumPy" in done.stdout
+    assert re.search(r"\b1 passed, \d+ skipped", done.stdout), done.stdout[-3000:]
+
+
 @pytest.mark.quick
-def test_the_smallest_backend_passes_the_short_form_of_the_kit() -> None:
+def test_the_backend_of_whole_graphs_passes_the_short_form_of_the_kit() -> None:
     done = _run(plugin_environment(), "d5suite.cli", "conformance", "onnxruntime", "--quick")
     assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.slow
-def test_the_smallest_backend_conforms_for_what_it_declares() -> None:
+def test_the_backend_of_whole_graphs_conforms_for_what_it_declares() -> None:
     done = _run(plugin_environment(), "d5suite.cli", "conformance", "onnxruntime")
     assert done.returncode == 0, done.stdout[-3000:]
     total = next(line.split() for line in done.stdout.splitlines() if line.startswith("total"))
@@ -95,7 +144,6 @@ def test_the_smallest_backend_conforms_for_what_it_declares() -> None:
     assert passed > 200 and failed == 0 and expected > 1 and skipped > 50
     assert "onnxruntime's LRN supports odd sizes only" in done.stdout
     assert "no gradient: onnxruntime does inference only" in done.stdout
-    assert _rows(PAGE) == _rows(done.stdout)
 
 
 def _rows(text: str) -> dict[str, list[bool]]:
@@ -105,7 +153,7 @@ def _rows(text: str) -> dict[str, list[bool]]:
     return {name: [bool(int(number)) for number in numbers.split()] for name, numbers in rows}
 
 
-def test_the_smallest_backend_is_measured_on_request_and_skips_the_rest(
+def test_the_backend_of_whole_graphs_is_measured_on_request_and_skips_the_rest(
     recipe_folder: Path, imagenet_tree: Path
 ) -> None:
     done = _run(plugin_environment(), "pytest", "-p", "no:cacheprovider", str(recipe_folder), "-rs",

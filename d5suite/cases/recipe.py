@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -277,7 +278,26 @@ class Recipe(Case, Declaration):
         if measurement.trains and chosen.training is None:
             trained = ", ".join(name for name, each in self.presets.items() if each.training) or "none"
             return f"{self.name} is trained to accuracy at other presets only: {trained}"
-        return None
+        return self._lacks_operators(backend, chosen) if measurement.runs_network else None
+
+    def _lacks_operators(self, backend: Backend, preset: Preset) -> str | None:
+        """Return which operators of a network of the zoo a backend lacks, or None.
+
+        A backend with all operators that d5suite expects has those of the zoo, so that nothing is
+        built for it. Of other networks the worker tells.
+        """
+        from d5suite.network.operators import MORE_OPERATORS, ZOO_OPERATORS
+
+        if self.network.endswith(".onnx") or not (ZOO_OPERATORS | MORE_OPERATORS) - backend.operators:
+            return None
+        try:
+            needed = _operators(self.network, preset.classes, preset.image_size, self.label_smoothing,
+                                several_labels=self.dataset == "openimages",
+                                inference_only="gradient" in backend.absent)  # fmt: skip
+        except D5Error:  # the job will report it
+            return None
+        lacking = sorted(needed - backend.operators)
+        return f"{backend.name} has no operator {', '.join(lacking)} of {self.network}" if lacking else None
 
     def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
         from d5suite.data.drawing import MAX_CLASSES
@@ -412,3 +432,16 @@ class Recipe(Case, Declaration):
                 f"recipe {self.name!r} has no preset {name!r}", hint=f"Its presets: {', '.join(self.presets)}."
             )
         return name, self.presets[name]
+
+
+@lru_cache
+def _operators(
+    network: str, classes: int, image_size: int, label_smoothing: float, *, several_labels: bool, inference_only: bool
+) -> frozenset[str]:
+    """Return the operators of a network of the zoo with its loss, or up to its outputs."""
+    from d5suite.network.zoo import build
+
+    made = build(network, classes=classes, image_size=image_size)
+    made = made.with_multilabel_loss() if several_labels else made.with_label_smoothing(label_smoothing)
+    nodes = made.nodes_for(made.outputs) if inference_only else made.nodes
+    return frozenset(node.op_type for node in nodes)

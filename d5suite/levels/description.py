@@ -314,8 +314,9 @@ class Description:
     def lacks_of(self, network: Network) -> list[Lack]:
         """Return the operators of a network that the backend lacks; imports nothing.
 
-        They are sorted by operator and reason. A node's variant is not checked if a lacking
-        operator ahead of it leaves the shape of its input unknown.
+        A backend without gradients needs no loss. They are sorted by operator and reason. A node's
+        variant is not checked if a lacking operator ahead of it leaves the shape of its input
+        unknown.
         """
         from d5suite.network.nodes.context import NodeContext
         from d5suite.network.operators import reason_of_lacking
@@ -327,7 +328,8 @@ class Description:
         found: dict[tuple[str, str], list[str]] = {}
         context = NodeContext.of_network(network, training=False)
         unknown: set[str] = set()
-        for node in network.nodes:
+        inference_only = "gradient" in self.absent
+        for node in network.nodes_for(network.outputs) if inference_only else network.nodes:
             kind, behind = node.op_type, not unknown.isdisjoint(node.inputs)
             why = "" if behind else self._lacks_variant(node, context)
             if kind not in self.operators:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import gc
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -46,6 +47,9 @@ _CLAIMS = {
 """What a backend declares, and the rows that prove it."""
 
 _OUTCOMES = ("passed", "failed", "expected failure", "skipped")
+
+MOST_OPERATORS = 8
+"""Lacking operators that the summary names."""
 
 
 @dataclass
@@ -211,9 +215,26 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for reason, names in tally.expected_failures.items():
         lines += ["", f"expected to fail ({len(names)}): {reason}", f"  {', '.join(sorted(names))}"]
     for level, reasons in tally.skips.items():
-        lines += ["", f"skipped, {level}:", *(f"  {count:4d}  {reason}" for reason, count in reasons.most_common())]
+        lines += ["", f"skipped, {level}:", *(f"  {count:4d}  {reason}" for count, reason in _folded(reasons))]
     for line in lines:
         write(line)
     for sentence in _unproved(config):
         write("")
         write(sentence, red=True)
+
+
+def _folded(reasons: Counter[str]) -> list[tuple[int, str]]:
+    """Return how often each reason holds, with all operators that the backend lacks in one."""
+    found, count, operators = Counter[str](), 0, set[str]()
+    for reason, times in reasons.items():
+        match = re.fullmatch(r"(?:\S+ has no operator|it lacks) (.*)", reason)
+        if match is None or ", because " in reason:
+            found[reason] += times
+            continue
+        count += times
+        operators.update(each.partition(" ")[0] for each in match[1].split("; "))
+    if operators:
+        shown = ", ".join(sorted(operators)[:MOST_OPERATORS])
+        more = f" and {len(operators) - MOST_OPERATORS} more" if len(operators) > MOST_OPERATORS else ""
+        found[f"it has no operator {shown}{more}"] += count
+    return [(times, reason) for reason, times in found.most_common()]

@@ -120,8 +120,10 @@ def test_an_output_may_be_constant(subject: Subject) -> None:
     executor = subject.executor(network)
     x = values(2, 4, seed=2)
     answer = executor.fetch(executor.forward(executor.feed({"x": x})))
-    for name, expected in {"y": np.maximum(x, 0), **fixed}.items():
-        subject.close("executor.forward", f"output {name}", answer[name], expected.astype(float), subject.rounding)
+    expected = {"y": np.maximum(x, 0), **fixed}
+    subject.named("executor.forward", "outputs", answer, expected)
+    for name, value in expected.items():
+        subject.close("executor.forward", f"output {name}", answer[name], value.astype(float), subject.rounding)
 
 
 def test_every_precision_is_within_its_tolerance(subject: Subject) -> None:

@@ -48,6 +48,7 @@ def test_what_is_a_weight_elsewhere_may_be_computed(subject: Subject, operation:
     answer = executor.fetch(executor.forward(executor.feed({name: given[name] for name in network.inputs})))
     expected = reference(operation, SEED, backward=False).outputs[0]
     what = f"{operation.name} of computed tensors"
+    subject.named("executor.forward", what, answer, dict.fromkeys(network.outputs, expected))
     subject.close("operators.meaning", what, answer[network.output], expected, subject.rounding)
 
 

@@ -128,6 +128,7 @@ MISTAKES = [
     ),
     ("forgetful", "test_training", "test_training_goes_on_from_a_saved_state", "trainer.state"),
     ("lenient", "test_networks", "test_bad_input_is_refused", "executor.feed"),
+    ("single_output", "test_networks", "test_an_output_may_be_constant", "executor.forward"),
     ("axis", "test_level0", "test_forward[Softmax", "operators.meaning"),
     ("dropped", "test_level0", "test_backward[Softmax", "operator.backward"),
     ("unsynchronized", "test_level0", "test_synchronize_waits_for_an_operator", "operator.synchronize"),

@@ -24,6 +24,7 @@ BACKEND = replace(
         "uphill": "in float32, in which alone it is timed, the optimizer goes uphill",
         "forgetful": "load_state forgets what the optimizer remembered",
         "lenient": "takes any image",
+        "single_output": "forward returns the first output only",
         "threads": "twice the threads it was told",
         "gradient_threads": "twice the threads it was told, in the backward pass only",
         "seedless": "the seed is ignored",
