@@ -112,7 +112,7 @@ def test_a_copy_of_the_skeleton_passes_the_short_form_of_the_kit(mine: tuple[Pat
     assert _rows(PAGE) == _rows(done.stdout)
     for row in ("level 0: operators", "ONNX node tests", "level 1: operators", "level 1: networks"):
         assert re.search(rf"^{row} +[1-9]", done.stdout, re.MULTILINE), done.stdout
-    assert len(re.findall("has no operator", done.stdout)) < 8  # one line for each row of the table
+    assert len(re.findall("has no operator", done.stdout)) < len(_rows(done.stdout))  # one line for each row
 
 
 def test_a_copy_of_the_skeleton_is_measured_and_skips_networks_with_other_operators(
@@ -125,7 +125,8 @@ def test_a_copy_of_the_skeleton_is_measured_and_skips_networks_with_other_operat
         env=mine[1], capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "mine has no operator Conv, MaxPool, " in done.stdout and "no gradient: NumPy" in done.stdout
+    assert "mine has no operator AveragePool, Conv, Tanh of lenet5" in done.stdout
+    assert "mine has no gradient: NumPy does not differentiate" in done.stdout
     assert re.search(r"\b1 passed, \d+ skipped", done.stdout), done.stdout[-3000:]
 
 
