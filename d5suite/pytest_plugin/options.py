@@ -234,7 +234,7 @@ def _keep_inputs(config: pytest.Config, path: Path) -> None:
     option, given = "--benchmark-json", [config.getoption(name) for name in ("network", "inputs")]
     if path.suffix == ".py" and os.path.exists(path):
         raise ConfigurationError("results would replace a Python file", where=f"{option} {path}")
-    if os.path.exists(path):
+    if os.path.isfile(path):
         check_outputs({option: path}, [config.invocation_params.dir / each for each in given if each is not None])
 
 
