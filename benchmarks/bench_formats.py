@@ -28,7 +28,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from d5suite.data.formats import KINDS, open_store
-from d5suite.data.reading import Location, Reader
+from d5suite.data.reading import FileLocation, Reader
 from d5suite.data.synthesis import cached_conversion, cached_imagenet
 from d5suite.statistics.ratios import Ratio, paired_ratio
 
@@ -68,7 +68,7 @@ def part_in_memory(files: Sequence[Path]) -> float:
     return held / pages
 
 
-def read_all(locations: Sequence[Location], order: Sequence[int]) -> float:
+def read_all(locations: Sequence[FileLocation], order: Sequence[int]) -> float:
     """Return the seconds that reading every image takes."""
     reader = Reader()
     start = time.perf_counter()

@@ -16,13 +16,13 @@ from d5suite.errors import ConfigurationError
 from d5suite.files import import_file
 
 
-class Named(Protocol):
+class Registered(Protocol):
     """A class with a name; a base class without one is not registered."""
 
     name: ClassVar[str]
 
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=Registered)
 
 
 class Registry(Generic[T]):

@@ -84,7 +84,7 @@ def levels(images: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenImages:
     """What images from a loader tell, in their order.
 
     Attributes
@@ -102,7 +102,7 @@ class Seen:
     constant: np.ndarray
 
     @classmethod
-    def of(cls, pixels: np.ndarray) -> Seen:
+    def of(cls, pixels: np.ndarray) -> SeenImages:
         """Look at the levels of images, float64 (N, 3, H, W)."""
         blue = np.median(pixels[:, 2], axis=(1, 2))
         steps = (blue - _LOWEST) / _STEP

@@ -42,7 +42,7 @@ import numpy as np
 
 from d5suite.data import loader_worker
 from d5suite.data.arrays import Batch, Stream
-from d5suite.data.reading import Location, Reader, name_of
+from d5suite.data.reading import FileLocation, Reader, name_of
 from d5suite.data.samplers import Ordered, Sampler, Shuffled
 from d5suite.data.transforms import Transform
 from d5suite.errors import ConfigurationError, DataError
@@ -74,7 +74,7 @@ class ImageFiles(Protocol):
     """A dataset for the loader, such as `ImageNet` or `Store`: locations of images, and labels."""
 
     @property
-    def files(self) -> Sequence[Location]:
+    def files(self) -> Sequence[FileLocation]:
         """The location of every image: its path, or pieces of a larger file."""
 
     @property

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d5suite.data.decode import decode_image
-from d5suite.data.reading import Location, Reader, name_of
+from d5suite.data.reading import FileLocation, Reader, name_of
 from d5suite.data.transforms import Transform, sample_rng
 from d5suite.errors import ConfigurationError, DataError
 
@@ -67,7 +67,7 @@ def restore(description: dict[str, Any]) -> Transform:
 
 
 def load_sample(
-    location: Location, reader: Reader, transform: Transform, seed: int, epoch: int, index: int, out: np.ndarray
+    location: FileLocation, reader: Reader, transform: Transform, seed: int, epoch: int, index: int, out: np.ndarray
 ) -> None:
     """Decode one image and write its transform to `out`, float32 (3, size, size)."""
     if isinstance(location, str):

@@ -23,7 +23,7 @@ import numpy as np
 from d5suite.errors import ConfigurationError, DataError
 from d5suite.files import is_special
 
-Location = str | tuple[Any, ...] | list[Any]
+FileLocation = str | tuple[Any, ...] | list[Any]
 """The location of an image's encoded bytes: the path of a file; or ``(file, record, offset, length,
 ...)``: the pieces of a file that make up the image, after the byte offset of the TFRecord record
 around it, or -1. It consists of strings and integers, because workers receive it as JSON."""
@@ -33,7 +33,7 @@ _FRAME_BYTES = 12  # of a TFRecord record before its data: a length and its chec
 
 
 @dataclass(frozen=True)
-class FilePieces(Sequence[Location]):
+class FilePieces(Sequence[FileLocation]):
     """The locations of images that share files, as arrays.
 
     Attributes
@@ -92,7 +92,7 @@ def take_runs(start: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.nd
     return new, np.arange(new[-1]) + np.repeat(start[numbers] - new[:-1], lengths)
 
 
-def name_of(location: Location) -> str:
+def name_of(location: FileLocation) -> str:
     """Return a location for messages: the file, and the byte where the image begins."""
     return location if isinstance(location, str) else f"{location[0]}, byte {location[2]}"
 
@@ -192,12 +192,12 @@ class Reader:
         self._checked = bytearray()
         self.close = weakref.finalize(self, _close_all, self._files)
 
-    def read(self, location: Location, number: int) -> bytes:
+    def read(self, location: FileLocation, number: int) -> bytes:
         """Return the encoded bytes of an image.
 
         Parameters
         ----------
-        location : Location
+        location : FileLocation
         number : int
             The image's number in its dataset, to remember which records were checked.
 

@@ -61,7 +61,7 @@ def _part(sampler: Sampler, shard: tuple[int, int], batch_size: int) -> Sampler:
     return sampler if shard == WHOLE else Sharded(sampler, *shard, batch_size)
 
 
-Images = ImageNet | OpenImages | Store
+ImageSet = ImageNet | OpenImages | Store
 """A split of image files or of a store."""
 
 
@@ -72,12 +72,12 @@ class ImageNetSource(DataSource):
     evaluation_split = "val"
 
     @cached_property
-    def training_set(self) -> Images:
+    def training_set(self) -> ImageSet:
         """The training images."""
         return self._opened("train")
 
     @cached_property
-    def evaluation_set(self) -> Images:
+    def evaluation_set(self) -> ImageSet:
         """The evaluation images."""
         return self._opened(self.evaluation_split)
 
@@ -86,7 +86,7 @@ class ImageNetSource(DataSource):
         opened = (value for value in vars(self).values() if isinstance(value, ImageNet | OpenImages))
         return [f"{images.split}: {images.left_out}" for images in opened if images.left_out]
 
-    def _opened(self, split: str) -> Images:
+    def _opened(self, split: str) -> ImageSet:
         images = open_store(self.root, split, classes=self.classes)
         several = isinstance(images, OpenImages) or (isinstance(images, Store) and images.several)
         if several != self.several:

@@ -62,7 +62,7 @@ def code(kind: int, number: int = 0) -> int:
     return kind + 1 | (number + 1) << 8
 
 
-class Stream:
+class EventStream:
     """The events of one thread; only that thread may write them.
 
     Parameters
@@ -218,10 +218,10 @@ class Recorder:
         self._regions: dict[tuple[str, str, bool, str], int] = {}
         self._metrics: dict[tuple[str, str], int] = {}
         self._communicators = 0
-        self._streams: list[Stream] = []
-        self._of_thread: dict[int, Stream] = {}
+        self._streams: list[EventStream] = []
+        self._of_thread: dict[int, EventStream] = {}
         self._lock = threading.Lock()
-        self._nowhere: Stream | None = None
+        self._nowhere: EventStream | None = None
         path = folder / f"{self._name}.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -289,7 +289,7 @@ class Recorder:
         with self._lock:
             self._say(clock_ns=at_ns, offset_ns=offset_ns, error_ns=error_ns)
 
-    def stream(self, name: str | None = None) -> Stream:
+    def stream(self, name: str | None = None) -> EventStream:
         """Return the stream of this thread; with a name, a new one, as for another process's spans.
 
         Raises
@@ -307,17 +307,17 @@ class Recorder:
                 return self._without_room()
             is_main = number == 0
             label = name or ("main" if is_main else threading.current_thread().name)
-            made = Stream(self.folder / f"{self._name}.{number}.events", self._events, self.clock)
+            made = EventStream(self.folder / f"{self._name}.{number}.events", self._events, self.clock)
             self._streams.append(made)
             self._say(stream=number, name=label, is_main=is_main)
             if name is None:
                 self._of_thread[threading.get_ident()] = made
             return made
 
-    def _without_room(self) -> Stream:
+    def _without_room(self) -> EventStream:
         """Return a stream that drops all events."""
         if self._nowhere is None:
-            self._nowhere = Stream(self.folder / f"{self._name}.none.events", 1, self.clock)
+            self._nowhere = EventStream(self.folder / f"{self._name}.none.events", 1, self.clock)
             self._nowhere._at = WORDS
             self._nowhere._end = 0
         return self._nowhere

@@ -15,7 +15,7 @@ from d5suite.job.job import TIME, of_rank
 SCHEMA = "d5suite-result-3"
 
 
-class Samples(TypedDict):
+class SamplesPart(TypedDict):
     """The times of one measurement in seconds: `d5suite.instruments.sampling.Samples.to_dict`."""
 
     first_call_s: float
@@ -67,9 +67,9 @@ class Measured:
     passes: dict[str, dict[str, Any]]
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> SamplesPart:
         """The samples of the ``time`` pass."""
-        samples: Samples = self.passes[TIME]["samples"]
+        samples: SamplesPart = self.passes[TIME]["samples"]
         return samples
 
     @property

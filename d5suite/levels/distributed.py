@@ -22,7 +22,7 @@ import numpy as np
 from d5suite.errors import D5Error
 from d5suite.levels.network import Native
 from d5suite.levels.training import Trainer
-from d5suite.optimizers.named import Named
+from d5suite.optimizers.named import NamedSettings
 
 Buffers = dict[str, np.ndarray]
 """Contiguous arrays by parameter name, in the framework's own layout and order."""
@@ -386,8 +386,8 @@ class Replica(ABC):
 
 
 @dataclass(frozen=True)
-class SchemeSettings(Named):
-    """Settings of a scheme, as a job states them (`Named.to_dict`); each scheme adds its own.
+class SchemeSettings(NamedSettings):
+    """Settings of a scheme as a job states them (`NamedSettings.to_dict`); each adds its own.
 
     Attributes
     ----------

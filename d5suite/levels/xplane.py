@@ -19,7 +19,7 @@ from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS
 Line = Sequence[tuple[Interval, Mapping[str, Any]]]
 """The events of one thread, each with its attributes."""
 
-Graph = Mapping[str, tuple[str, Sequence[str]]]
+HloGraph = Mapping[str, tuple[str, Sequence[str]]]
 """The type and the names of the inputs of each operation, by name, before anything is fused."""
 
 
@@ -61,13 +61,13 @@ _NOT_FUSED = frozenset(
 """Operations without events of their own that no fused kernel computes."""
 
 
-def kernels(found: Iterable[Line], graph: Graph, update: str = OPTIMIZER) -> tuple[list[Interval], dict[str, Owner]]:
+def kernels(found: Iterable[Line], graph: HloGraph, update: str = OPTIMIZER) -> tuple[list[Interval], dict[str, Owner]]:
     """Return the runs of kernels, and their owners by `Interval.what`.
 
     Parameters
     ----------
     found : iterable of Line
-    graph : Graph
+    graph : HloGraph
     update : str
         The scope of the update.
     """
@@ -83,7 +83,7 @@ def kernels(found: Iterable[Line], graph: Graph, update: str = OPTIMIZER) -> tup
     return intervals, owners
 
 
-def fused(name: str, kernel: str, graph: Graph, measured: set[str]) -> set[str]:
+def fused(name: str, kernel: str, graph: HloGraph, measured: set[str]) -> set[str]:
     """Return the names of the operations that a kernel computes.
 
     A fused kernel has the name of one operation, the last one or a normalization before it. The
@@ -93,7 +93,7 @@ def fused(name: str, kernel: str, graph: Graph, measured: set[str]) -> set[str]:
     ----------
     name, kernel : str
         As in the event.
-    graph : Graph
+    graph : HloGraph
     measured : set of str
         Names of all operations with events.
     """

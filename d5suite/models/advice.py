@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from d5suite.errors import ConfigurationError
 from d5suite.models.machine import Calibration, Machine
-from d5suite.models.memory import Memory, memory_of
+from d5suite.models.memory import MemoryEstimate, memory_of
 from d5suite.models.plan import Plan, plans
 from d5suite.models.step_time import StepTime, bytes_between_devices, step_time
 from d5suite.models.transformer import Transformer
@@ -39,7 +39,7 @@ class Advice:
     ----------
     plan : Plan
     time : StepTime
-    memory : Memory
+    memory : MemoryEstimate
     sent_bytes : float
         Bytes that a device sends in a step.
     interval_s : tuple of float
@@ -48,7 +48,7 @@ class Advice:
 
     plan: Plan
     time: StepTime
-    memory: Memory
+    memory: MemoryEstimate
     sent_bytes: float
     interval_s: tuple[float, float]
 

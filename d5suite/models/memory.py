@@ -17,7 +17,7 @@ WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 12
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes on the device that needs most: one of the first pipeline stage.
 
     Attributes
@@ -36,7 +36,7 @@ class Memory:
         return self.parameters + self.gradients + self.optimizer + self.activations
 
 
-def memory_of(network: Transformer, plan: Plan, *, embedding: bool = True) -> Memory:
+def memory_of(network: Transformer, plan: Plan, *, embedding: bool = True) -> MemoryEstimate:
     """Return what a plan needs on a device of the first stage.
 
     Parameters
@@ -65,4 +65,6 @@ def memory_of(network: Transformer, plan: Plan, *, embedding: bool = True) -> Me
         activations += network.activation_bytes(
             plan.micro_batch, plan.tensor, sequence_parallel=plan.sequence_parallel, recompute="none"
         )
-    return Memory(WEIGHT * held / divided[0], GRADIENT * held / divided[1], OPTIMIZER * held / divided[2], activations)
+    return MemoryEstimate(
+        WEIGHT * held / divided[0], GRADIENT * held / divided[1], OPTIMIZER * held / divided[2], activations
+    )

@@ -19,7 +19,7 @@ from d5suite.errors import NetworkError
 from d5suite.network.model import Network
 from d5suite.network.normalise import IR_VERSION, OPSET
 
-Pair = int | tuple[int, int]
+PixelSize = int | tuple[int, int]
 """A size in pixels: one for both, or (height, width)."""
 
 
@@ -110,10 +110,10 @@ class Builder:
         x: str,
         name: str,
         channels: int,
-        kernel: Pair,
+        kernel: PixelSize,
         *,
         stride: int = 1,
-        padding: Pair | None = None,
+        padding: PixelSize | None = None,
         groups: int = 1,
         bias: bool = False,
         fan: Literal["in", "out"] = "out",

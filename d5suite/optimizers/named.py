@@ -8,11 +8,11 @@ from typing import Any, ClassVar, TypeVar
 
 from d5suite.errors import ConfigurationError
 
-T = TypeVar("T", bound="Named")
+T = TypeVar("T", bound="NamedSettings")
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedSettings:
     """Base of settings with a name, such as ``sgd`` of the kind ``optimizer``."""
 
     kind: ClassVar[str] = ""
@@ -28,7 +28,7 @@ class Named:
 
 
 def from_dict(known: Mapping[str, type[T]], settings: Mapping[str, Any]) -> T:
-    """Rebuild settings from `Named.to_dict`.
+    """Rebuild settings from `NamedSettings.to_dict`.
 
     Parameters
     ----------

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from d5suite.optimizers.named import Named, from_dict
+from d5suite.optimizers.named import NamedSettings, from_dict
 
 
 @dataclass(frozen=True)
-class Schedule(Named, ABC):
+class Schedule(NamedSettings, ABC):
     """Settings that all schedules share.
 
     Attributes

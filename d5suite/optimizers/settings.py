@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from d5suite.errors import ConfigurationError
-from d5suite.optimizers.named import Named, from_dict
+from d5suite.optimizers.named import NamedSettings, from_dict
 
 
 @dataclass(frozen=True)
-class Optimizer(Named):
+class Optimizer(NamedSettings):
     """Settings that all optimizers share.
 
     Attributes

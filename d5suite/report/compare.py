@@ -25,7 +25,7 @@ from d5suite.report.contests import Competing, Contest, RatioToFastest, contests
 from d5suite.report.formats import text_of, with_passes
 from d5suite.report.parts import negative_parts
 from d5suite.report.placement import placement_lines, straggler_lines
-from d5suite.report.reading import Conditions, Key, data_of, printable, results_of
+from d5suite.report.reading import Conditions, ResultKey, data_of, printable, results_of
 from d5suite.report.reading import read_benchmarks as read_benchmarks
 from d5suite.report.sizes import NOTE as SIZES_NOTE
 from d5suite.report.sizes import size_table
@@ -123,7 +123,7 @@ def show(paths: Sequence[Path], console: Console, *, by_size: bool = False) -> N
         console.print("\n".join(["failed, without a result:", *failed]), highlight=False)
 
 
-def _show_sizes(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console: Console) -> None:
+def _show_sizes(files: Sequence[tuple[str, dict[ResultKey, dict[str, Any]]]], console: Console) -> None:
     tables = [
         size_table(" ".join([group.partition("/")[0], backend, *([name] if len(files) > 1 else [])]), info)
         for name, found in files
@@ -138,7 +138,7 @@ def _show_sizes(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console:
     console.print(SIZES_NOTE, style="dim")
 
 
-def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console: Console) -> None:
+def show_results(files: Sequence[tuple[str, dict[ResultKey, dict[str, Any]]]], console: Console) -> None:
     """Print the tables of results.
 
     Parameters
@@ -185,7 +185,7 @@ def setting_parts(info: Mapping[str, Any]) -> list[str]:
     return list(filter(None, facts))
 
 
-def contests_in_turn(found: Mapping[Key, dict[str, Any]]) -> list[Contest[TableRow]]:
+def contests_in_turn(found: Mapping[ResultKey, dict[str, Any]]) -> list[Contest[TableRow]]:
     """Return the contests of the backends of a file that took turns."""
     groups: dict[tuple[str, Conditions], list[TableRow]] = defaultdict(list)
     for (group, conditions, backend), info in found.items():
@@ -206,7 +206,7 @@ def differing(tables: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _show_notes(
-    files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], headings: Container[str], console: Console
+    files: Sequence[tuple[str, dict[ResultKey, dict[str, Any]]]], headings: Container[str], console: Console
 ) -> None:
     for name, found in files:
         if lines := notes_on(contests_in_turn(found)):
@@ -264,7 +264,7 @@ def _above_ceilings(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[
             yield f"above 100% of the ceiling of {kind}: {count}; {name} ({100 * (share.value or 0):.0f}%): {share.why}"
 
 
-def grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[TableKey, list[TableRow]]:
+def grouped(files: Sequence[tuple[str, dict[ResultKey, dict[str, Any]]]]) -> dict[TableKey, list[TableRow]]:
     """Return the rows of each table; those of reduced size join the only table that matches."""
     tables: dict[TableKey, list[TableRow]] = {}
     for name, found in files:

@@ -42,7 +42,7 @@ LATEST = 200
 AHEAD = timedelta(days=1)
 """How far in the future the date of a run may lie."""
 
-Key = tuple[str, tuple[tuple[str, str], ...]]
+HistoryKey = tuple[str, tuple[tuple[str, str], ...]]
 """A benchmark's name and conditions."""
 
 
@@ -167,7 +167,7 @@ def _record(entry: Entry) -> dict[str, Any]:
     }
 
 
-def read(folder: Path) -> dict[Key, list[Point]]:
+def read(folder: Path) -> dict[HistoryKey, list[Point]]:
     """Read the latest `LATEST` points of each benchmark in order of time.
 
     Raises
@@ -180,9 +180,9 @@ def read(folder: Path) -> dict[Key, list[Point]]:
     where, hint = str(folder), "Keep a run first: d5suite history add FOLDER RESULT.json"
     if not folder.is_dir():
         raise ConfigurationError("there is no such folder", where=where, hint=hint)
-    history: dict[Key, list[Point]] = defaultdict(list)
+    history: dict[HistoryKey, list[Point]] = defaultdict(list)
     for path, date, content in _contents(folder):
-        seen: set[Key] = set()
+        seen: set[HistoryKey] = set()
         for place, given in enumerate(_listed(content, "benchmarks", path)):
             entry = _entry(given, at := f"{path}, benchmarks.{place}")
             key = _key(entry)
@@ -307,7 +307,7 @@ def _figures(given: Mapping[str, Any], where: str) -> dict[str, Figure]:
     return found
 
 
-def _key(entry: Entry) -> Key:
+def _key(entry: Entry) -> HistoryKey:
     return entry.name, tuple(sorted(entry.conditions.items()))
 
 
@@ -372,7 +372,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def show(history: Mapping[Key, Sequence[Point]], pattern: str, thresholds: Thresholds, console: Console) -> None:
+def show(history: Mapping[HistoryKey, Sequence[Point]], pattern: str, thresholds: Thresholds, console: Console) -> None:
     """Print each benchmark's latest level, how its runs vary, and its changes with their runs.
 
     Raises

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from d5suite.report.history import Key, Point, dated, digest_of, figures_of, latest_level, read, retired, utc
+from d5suite.report.history import HistoryKey, Point, dated, digest_of, figures_of, latest_level, read, retired, utc
 from d5suite.report.reading import printable
 from d5suite.report.runs import BenchmarkRun, Entry
 from d5suite.report.thresholds import Thresholds
@@ -43,11 +43,11 @@ def compare_with_history(
         As `read` does.
     """
     history, notes = _others(read(folder), new)
-    by_name: dict[str, list[Key]] = defaultdict(list)
+    by_name: dict[str, list[HistoryKey]] = defaultdict(list)
     for key in history:
         by_name[key[0]].append(key)
     differences: dict[str, list[str]] = defaultdict(list)
-    pairs: list[tuple[Key, Entry]] = []
+    pairs: list[tuple[HistoryKey, Entry]] = []
     fresh: list[Entry] = []
     for entry in new.entries:
         keys = by_name.get(entry.name)
@@ -69,7 +69,9 @@ def compare_with_history(
     return RunComparison(base, new, verdicts, dict(differences), notes, forced=force)
 
 
-def _others(history: Mapping[Key, Sequence[Point]], new: BenchmarkRun) -> tuple[dict[Key, Sequence[Point]], list[str]]:
+def _others(
+    history: Mapping[HistoryKey, Sequence[Point]], new: BenchmarkRun
+) -> tuple[dict[HistoryKey, Sequence[Point]], list[str]]:
     """Return the points of other runs, and notes on the place of this run in the history."""
     own = f"-{digest_of(new.path)}"
     left = {key: [point for point in points if not point.run.endswith(own)] for key, points in history.items()}
@@ -106,7 +108,7 @@ def _began(points: Sequence[Point], base: Entry, what: str, threshold: Threshold
 
 
 def _expected(
-    history: Mapping[Key, Sequence[Point]], pairs: Sequence[tuple[Key, Entry]], retired: Mapping[str, str]
+    history: Mapping[HistoryKey, Sequence[Point]], pairs: Sequence[tuple[HistoryKey, Entry]], retired: Mapping[str, str]
 ) -> list[Entry]:
     """Return the benchmarks of the latest runs that this run lacks.
 

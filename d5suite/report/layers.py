@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from d5suite.report.compare import failures, is_reduced, setting
-from d5suite.report.reading import Key
+from d5suite.report.reading import ResultKey
 
 DIRECTIONS = ("forward", "backward")
 
@@ -161,7 +161,7 @@ def not_told_apart(rows: Sequence[LayerRow]) -> list[list[LayerRow]]:
     return groups
 
 
-def comparisons(records: Mapping[Key, Mapping[str, Any]]) -> list[Comparison]:
+def comparisons(records: Mapping[ResultKey, Mapping[str, Any]]) -> list[Comparison]:
     """Return the layer times in a result file, one comparison for each measurement.
 
     Parameters

@@ -25,7 +25,7 @@ from d5suite.report.series import check_pair
 Conditions = tuple[tuple[str, str], ...]
 """Conditions of a result, by name; a table holds results of one set of conditions."""
 
-Key = tuple[str, Conditions, str]
+ResultKey = tuple[str, Conditions, str]
 """Group (case/measurement), conditions, and backend."""
 
 MEDIANS_APART = 0.01
@@ -52,12 +52,12 @@ class Results(NamedTuple):
         message says where it stands.
     """
 
-    records: dict[Key, dict[str, Any]]
+    records: dict[ResultKey, dict[str, Any]]
     failures: list[dict[str, Any]]
     refused: list[dict[str, Any]]
 
 
-def load_results(path: Path) -> dict[Key, dict[str, Any]]:
+def load_results(path: Path) -> dict[ResultKey, dict[str, Any]]:
     """Read the d5suite benchmarks of a result file, without those that `results_of` refuses.
 
     Raises
@@ -200,7 +200,7 @@ def _check(content: Mapping[str, Any], ours: Mapping[int, Any], path: str) -> di
 
 def _check_names(ours: Mapping[int, Any], path: str) -> None:
     """Raise `JobError` if a benchmark occurs twice: before all are checked, which takes long."""
-    seen: dict[Key, int] = {}
+    seen: dict[ResultKey, int] = {}
     for place, bench in ours.items():
         try:
             info = bench["extra_info"]["d5suite"]
@@ -306,7 +306,7 @@ def _escaped(text: str) -> str:
 
 def read_benchmarks(
     benchmarks: Iterable[Mapping[str, Any]], described: Mapping[str, Any] | None = None
-) -> dict[Key, dict[str, Any]]:
+) -> dict[ResultKey, dict[str, Any]]:
     """Return the records of benchmarks, each with ``data`` (samples in seconds) and ``table``.
 
     Parameters
@@ -323,7 +323,7 @@ def read_benchmarks(
     ConfigurationError
         If a measurement is neither installed nor described.
     """
-    records: dict[Key, dict[str, Any]] = {}
+    records: dict[ResultKey, dict[str, Any]] = {}
     for number, bench in enumerate(benchmarks):
         info = bench.get("extra_info", {}).get("d5suite")
         if info is None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Spread(NamedTuple):
+class RankSpread(NamedTuple):
     """Relative spreads of the times of steps.
 
     Attributes
@@ -27,12 +27,12 @@ class Spread(NamedTuple):
         return self._asdict()
 
 
-def spread(seconds: Sequence[Sequence[float]]) -> Spread:
+def spread(seconds: Sequence[Sequence[float]]) -> RankSpread:
     """Return the spreads of times, by rank and step; all ranks have equally many steps."""
     times = np.asarray(seconds, np.float64)
     low, middle, high = np.percentile(times, [5, 50, 95])
     of_steps = np.ptp(times, axis=0) / np.median(times, axis=0)
-    return Spread(float((high - low) / middle), float(np.median(of_steps)))
+    return RankSpread(float((high - low) / middle), float(np.median(of_steps)))
 
 
 def straggler_ratio(seconds: Sequence[float]) -> float:

@@ -68,7 +68,7 @@ def explained(check: Check, precision: str) -> str:
 
 
 @dataclass
-class Seen:
+class SeenAnswers:
     """The largest error of a run by declared tolerance, in the tolerance's unit.
 
     Attributes

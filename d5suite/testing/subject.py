@@ -21,7 +21,7 @@ from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.network.operation import Operation
 from d5suite.optimizers.settings import Optimizer
-from d5suite.testing.bounds import Seen, explained, with_bounds
+from d5suite.testing.bounds import SeenAnswers, explained, with_bounds
 from d5suite.testing.networks import fed
 from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
@@ -48,7 +48,7 @@ class Subject:
         Thread budget of this process.
     short : bool
         Whether slow cases are skipped and need not be made.
-    seen : Seen
+    seen : SeenAnswers
         The largest errors so far by declared tolerance.
     case, note : str
         The running case, and its largest error with the tolerance.
@@ -59,7 +59,7 @@ class Subject:
     device: str
     threads: int
     short: bool = False
-    seen: Seen = field(default_factory=Seen)
+    seen: SeenAnswers = field(default_factory=SeenAnswers)
     case: str = ""
     note: str = ""
     _largest: float = 0.0

@@ -23,7 +23,7 @@ import numpy as np
 import d5suite
 from d5suite.errors import TraceError
 from d5suite.files import atomic_folder
-from d5suite.traces.events import COLUMNS, Collective, Communicator, Events, Kind, Location, Metric, Region, Trace
+from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, Events, Kind, Location, MetricSeries, Region, Trace
 
 ANCHOR = "traces.otf2"
 """Name of the file that stands for an archive."""
@@ -211,7 +211,7 @@ def _write_location(
     writer: Any,
     location: Any,
     events: Events,
-    metrics: list[tuple[Any, Metric]],
+    metrics: list[tuple[Any, MetricSeries]],
     regions: list[int],
     communicators: list[int],
 ) -> None:
@@ -408,7 +408,7 @@ def _read(reader: Any, anchor: Path) -> Trace:
     return Trace(
         [_location(each, index_of[each._ref] in ranked or main[each.group] is each) for each in locations],
         [_region(each) for each in definitions.regions],
-        [Communicator(each.name, tuple(_members(each, index_of))) for each in intra],
+        [Comm(each.name, tuple(_members(each, index_of))) for each in intra],
         [columns[each._ref].events() for each in locations],
         definitions.clock_properties.timer_resolution,
         _metrics(definitions, readings, index_of),
@@ -420,7 +420,7 @@ def _read(reader: Any, anchor: Path) -> Trace:
 
 def _metrics(
     definitions: Any, readings: dict[tuple[int, int, int], list[tuple[int, float]]], index_of: dict[int, int]
-) -> list[Metric]:
+) -> list[MetricSeries]:
     """Name the readings; those of a metric that is not defined are dropped."""
     members = {
         each._ref: getattr(each, "metric_class", each).members for each in definitions._metrics if each is not None
@@ -431,7 +431,9 @@ def _metrics(
             member = members[metric][number]
             times, values = zip(*rows, strict=True)
             found.append(
-                Metric(member.name, member.unit, index_of[location], np.array(times, np.int64), np.array(values, float))
+                MetricSeries(
+                    member.name, member.unit, index_of[location], np.array(times, np.int64), np.array(values, float)
+                )
             )
     return found
 
@@ -512,7 +514,7 @@ def _callbacks(
         received: int,
     ) -> int:  # fmt: skip
         operation = code.value
-        if operation not in Collective._value2member_map_:
+        if operation not in CollectiveOp._value2member_map_:
             return skip("MpiCollectiveEnd of memory or handles")(location, time)
         root = -1 if root == NO_ROOT else root
         return add(

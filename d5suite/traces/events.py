@@ -54,7 +54,7 @@ class Events:
     kind : numpy.ndarray of int8
         `Kind`.
     region : numpy.ndarray of int32
-        Of ENTER and LEAVE: index into `Trace.regions`. Of COLLECTIVE: a `Collective`.
+        Of ENTER and LEAVE: index into `Trace.regions`. Of COLLECTIVE: a `CollectiveOp`.
     communicator : numpy.ndarray of int32
         Of messages and collectives: index into `Trace.communicators`.
     peer : numpy.ndarray of int64
@@ -87,7 +87,7 @@ class Events:
         return cls(*(np.array(each, kind) for each, kind in zip(columns, COLUMNS.values(), strict=True)))
 
 
-class Collective(IntEnum):
+class CollectiveOp(IntEnum):
     """Collective operations; the values are OTF2's ``OTF2_CollectiveOp``."""
 
     BARRIER = 0
@@ -110,14 +110,14 @@ class Collective(IntEnum):
 
 
 N_TO_N = frozenset({
-    Collective.ALLGATHER, Collective.ALLGATHERV, Collective.ALLTOALL, Collective.ALLTOALLV, Collective.ALLTOALLW,
-    Collective.ALLREDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK,
+    CollectiveOp.ALLGATHER, CollectiveOp.ALLGATHERV, CollectiveOp.ALLTOALL, CollectiveOp.ALLTOALLV,
+    CollectiveOp.ALLTOALLW, CollectiveOp.ALLREDUCE, CollectiveOp.REDUCE_SCATTER, CollectiveOp.REDUCE_SCATTER_BLOCK,
 })  # fmt: skip
 """Operations in which every rank needs data of all others."""
 
-ONE_TO_N = frozenset({Collective.BCAST, Collective.SCATTER, Collective.SCATTERV})
-N_TO_ONE = frozenset({Collective.REDUCE, Collective.GATHER, Collective.GATHERV})
-PREFIX = frozenset({Collective.SCAN, Collective.EXSCAN})
+ONE_TO_N = frozenset({CollectiveOp.BCAST, CollectiveOp.SCATTER, CollectiveOp.SCATTERV})
+N_TO_ONE = frozenset({CollectiveOp.REDUCE, CollectiveOp.GATHER, CollectiveOp.GATHERV})
+PREFIX = frozenset({CollectiveOp.SCAN, CollectiveOp.EXSCAN})
 """Operations in which a rank needs data of the ranks below."""
 
 
@@ -174,7 +174,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Communicator:
+class Comm:
     """An ordered group of locations.
 
     Attributes
@@ -189,7 +189,7 @@ class Communicator:
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricSeries:
     """A quantity that was read now and then, such as used memory.
 
     Attributes
@@ -217,11 +217,11 @@ class Trace:
     ----------
     locations : sequence of Location
     regions : sequence of Region
-    communicators : sequence of Communicator
+    communicators : sequence of Comm
     events : sequence of Events
         By location.
     ticks_per_second : int
-    metrics : sequence of Metric
+    metrics : sequence of MetricSeries
     skipped : mapping
         How many records of each kind were read and left out, because nothing here uses them.
     notes : sequence of str
@@ -232,10 +232,10 @@ class Trace:
 
     locations: Sequence[Location]
     regions: Sequence[Region]
-    communicators: Sequence[Communicator]
+    communicators: Sequence[Comm]
     events: Sequence[Events]
     ticks_per_second: int = 1_000_000_000
-    metrics: Sequence[Metric] = ()
+    metrics: Sequence[MetricSeries] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
     properties: Mapping[str, str] = field(default_factory=dict)

@@ -15,7 +15,7 @@ import numpy as np
 
 from d5suite.errors import TraceError
 from d5suite.files import atomic_hdf5
-from d5suite.traces.events import COLUMNS, Communicator, Events, Kind, Location, Metric, Region, Trace
+from d5suite.traces.events import COLUMNS, Comm, Events, Kind, Location, MetricSeries, Region, Trace
 
 FORMAT = "d5suite-trace-1"
 
@@ -78,7 +78,7 @@ def _read(file: Any) -> Trace:
     known = json.loads(file["definitions"][()])
     locations = [Location(**each) for each in known["locations"]]
     regions = [Region(**each) for each in known["regions"]]
-    communicators = [Communicator(each["name"], tuple(map(int, each["members"]))) for each in known["communicators"]]
+    communicators = [Comm(each["name"], tuple(map(int, each["members"]))) for each in known["communicators"]]
     events, metrics = [], []
     for number in range(len(locations)):
         group = file[f"events/{number}"]
@@ -90,7 +90,7 @@ def _read(file: Any) -> Trace:
     for number, each in enumerate(known["metrics"]):
         time, value = (np.asarray(file[f"metrics/{number}/{name}"], kind) for name, kind in
                        (("time", np.int64), ("value", np.float64)))  # fmt: skip
-        metrics.append(Metric(each["name"], each["unit"], int(each["location"]), time, value))
+        metrics.append(MetricSeries(each["name"], each["unit"], int(each["location"]), time, value))
     if any(not 0 <= member < len(locations) for comm in communicators for member in comm.members):
         raise ValueError("a communicator has a member that is no location")
     return Trace(

@@ -20,7 +20,7 @@ import numpy as np
 from d5suite.errors import TraceError
 from d5suite.files import LARGEST_JSON, read_bounded
 from d5suite.instruments.recorder import FORMAT, METRIC, WORDS
-from d5suite.traces.events import COLUMNS, Communicator, Events, Kind, Location, Metric, Region, Trace
+from d5suite.traces.events import COLUMNS, Comm, Events, Kind, Location, MetricSeries, Region, Trace
 
 FASTEST_DRIFT = 500e-6
 """Seconds per second by which clocks of two machines may part; quartz clocks differ by less than
@@ -192,7 +192,7 @@ class _Making:
         self._regions: dict[Region, int] = {}
         self._locations: list[Location] = []
         self._events: list[Events] = []
-        self._metrics: list[Metric] = []
+        self._metrics: list[MetricSeries] = []
         self._members: dict[int, dict[int, int]] = {}
         self._names: dict[int, str] = {}
         self._notes: list[str] = []
@@ -261,7 +261,7 @@ class _Making:
             own = chosen[number == metric]
             if len(own):
                 value = np.ascontiguousarray(own[:, 2]).view(np.float64)
-                self._metrics.append(Metric(name, unit, location, own[:, 0].copy(), value.copy()))
+                self._metrics.append(MetricSeries(name, unit, location, own[:, 0].copy(), value.copy()))
 
     def trace(self, processes: Sequence[_Process]) -> Trace:
         """Return the trace."""
@@ -269,7 +269,9 @@ class _Making:
             self._say(one, clock)
         begin = min((int(each.time[0]) for each in self._events if len(each)), default=0)
         events = [Events(each.time - begin, *_rest(each)) for each in self._events]
-        metrics = [Metric(e.name, e.unit, e.location, np.maximum(e.time - begin, 0), e.value) for e in self._metrics]
+        metrics = [
+            MetricSeries(e.name, e.unit, e.location, np.maximum(e.time - begin, 0), e.value) for e in self._metrics
+        ]
         communicators = []
         for number, members in sorted(self._members.items()):
             sizes = [one.communicators[number][2] for one in processes if number in one.communicators]
@@ -280,7 +282,7 @@ class _Making:
                     "messages are left out"
                 )
                 continue
-            communicators.append(Communicator(self._names[number], ordered))
+            communicators.append(Comm(self._names[number], ordered))
         errors = [each.error_ns for each in self._clocks]
         properties = {
             "clock error ns": "unknown" if None in errors else str(max(each or 0 for each in errors)),

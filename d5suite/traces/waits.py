@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from d5suite.traces.calls import Calls, calls_of
-from d5suite.traces.events import N_TO_N, N_TO_ONE, ONE_TO_N, PREFIX, Collective, Communicator, Events, Kind, Trace
+from d5suite.traces.events import N_TO_N, N_TO_ONE, ONE_TO_N, PREFIX, CollectiveOp, Comm, Events, Kind, Trace
 
 PATTERNS = {
     "late sender": "a receive was called before its message was sent",
@@ -166,7 +166,7 @@ def _messages(trace: Trace, calls: Sequence[Calls], found: WaitStates) -> None:
 
 
 def _ends(
-    communicators: Sequence[Communicator],
+    communicators: Sequence[Comm],
     location: int,
     home: int,
     events: Events,
@@ -230,7 +230,7 @@ def _tests(names: Sequence[str], calls: Calls, call: int) -> bool:
 class _Instance(NamedTuple):
     """One collective operation, by rank."""
 
-    operation: Collective
+    operation: CollectiveOp
     root: int
     locations: Sequence[int]
     calls: np.ndarray
@@ -269,7 +269,7 @@ def _instance(trace: Trace, calls: Sequence[Calls], rows: Sequence[tuple[int, in
     owner = np.array([calls[location].owner[index] for location, index in rows])
     at = [(location, call) for (location, _), call in zip(rows, owner.tolist(), strict=True)]
     return _Instance(
-        Collective(int(first.region[index])),
+        CollectiveOp(int(first.region[index])),
         int(first.peer[index]),
         [location for location, _ in rows],
         owner,
@@ -282,7 +282,7 @@ def _instance(trace: Trace, calls: Sequence[Calls], rows: Sequence[tuple[int, in
 
 def _of_collective(each: _Instance) -> Iterator[Wait]:
     everybody = np.ones(len(each.locations), bool)
-    if each.operation is Collective.BARRIER:
+    if each.operation is CollectiveOp.BARRIER:
         yield from _until_latest(each, "wait at barrier", everybody, everybody)
         yield from _completion(each, "barrier completion", everybody, everybody)
     elif each.operation in N_TO_N:

@@ -33,7 +33,7 @@ from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.loader import Loader
 from d5suite.data.openimages import OpenImages
-from d5suite.data.reading import Location, Reader, masked_crc32c_bytes
+from d5suite.data.reading import FileLocation, Reader, masked_crc32c_bytes
 from d5suite.data.synthesis import make_openimages
 from d5suite.data.transforms import EvalTransform, TrainTransform
 from d5suite.data.verify import compare
@@ -265,7 +265,7 @@ def test_a_killed_conversion_goes_on(
         convert(stores["source"], target, "folder" if kind == "hdf5" else "hdf5")
     read, images = Reader.read, []
 
-    def counted(reader: Reader, location: Location, number: int) -> bytes:
+    def counted(reader: Reader, location: FileLocation, number: int) -> bytes:
         images.append(number)
         return read(reader, location, number)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from d5suite.levels.attribution import Interval, Owner, divided, innermost, label
 from d5suite.levels.profile import OPTIMIZER
-from d5suite.levels.xplane import Graph, Line, hlo_owners, instructions, kernels, program_owners, read_hlo
+from d5suite.levels.xplane import HloGraph, Line, hlo_owners, instructions, kernels, program_owners, read_hlo
 from d5suite.network.zoo import build
 
 HLO = """HloModule jit_step, is_scheduled=true
@@ -99,7 +99,7 @@ def test_inner_intervals_interrupt_outer_ones() -> None:
     assert innermost(nested) == parts
 
 
-GRAPH: Graph = {
+GRAPH: HloGraph = {
     "d5node0/MatMul": ("MatMul", ["x", "weight"]),
     "d5node0/BiasAdd": ("BiasAdd", ["d5node0/MatMul", "bias"]),
     "d5node1/Tanh": ("Tanh", ["d5node0/BiasAdd"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from d5suite.traces.events import Collective, Communicator, Events, Kind, Location, Region, Trace
+from d5suite.traces.events import CollectiveOp, Comm, Events, Kind, Location, Region, Trace
 
 REGIONS = [
     Region("step"),
@@ -58,7 +58,7 @@ def irecv(time: int, of: int, request: int, *, tag: int = 0) -> Row:
 
 
 def collective(
-    name: str, operation: Collective, enter: int, leave: int, *, root: int = -1, sent: int = 8, received: int = 8
+    name: str, operation: CollectiveOp, enter: int, leave: int, *, root: int = -1, sent: int = 8, received: int = 8
 ) -> list[Row]:
     return call(name, enter, leave, (leave, Kind.COLLECTIVE, operation, 0, root, -1, sent, received, -1))
 
@@ -68,6 +68,6 @@ def trace_of(*ranks: Sequence[Row]) -> Trace:
     return Trace(
         [Location("main", f"rank {rank}", f"host{rank}") for rank in range(len(ranks))],
         REGIONS,
-        [Communicator("MPI_COMM_WORLD", tuple(range(len(ranks))))],
+        [Comm("MPI_COMM_WORLD", tuple(range(len(ranks))))],
         [Events.from_rows(rows) for rows in ranks],
     )

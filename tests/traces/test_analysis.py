@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from d5suite.cli import main
 from d5suite.traces.analysis import analyse
-from d5suite.traces.events import Collective, Communicator, Events, Location, Trace
+from d5suite.traces.events import CollectiveOp, Comm, Events, Location, Trace
 from tests.traces.made import (
     REGIONS,
     Row,
@@ -36,7 +36,7 @@ def steps(*lengths: tuple[int, ...]) -> Trace:
     for each in lengths:
         end = start + max(each) + 10
         for rank, ticks in enumerate(each):
-            allreduce = collective("MPI_Allreduce", Collective.ALLREDUCE, start + ticks, end)
+            allreduce = collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, start + ticks, end)
             rows[rank] += call("step", start, end, *call("conv1", start, start + ticks), *allreduce)
         start = end
     return trace_of(*rows)
@@ -75,9 +75,9 @@ def test_a_message_under_way_while_a_rank_computes_is_overlapped() -> None:
 
 def test_a_thread_that_communicates_beside_computing_overlaps() -> None:
     main_thread = Events.from_rows(call("conv1", 0, 100))
-    other = Events.from_rows(collective("MPI_Allreduce", Collective.ALLREDUCE, 40, 160))
+    other = Events.from_rows(collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 40, 160))
     locations = [Location("main", "rank 0", "a"), Location("gloo", "rank 0", "a", is_main=False)]
-    found = analyse(Trace(locations, REGIONS, [Communicator("world", (1,))], [main_thread, other]))
+    found = analyse(Trace(locations, REGIONS, [Comm("world", (1,))], [main_thread, other]))
     (rank,) = found.ranks
     assert (rank.computing, rank.overlapped, rank.outside) == (100, 60, 60)
 
@@ -103,7 +103,7 @@ def programs(draw: st.DrawFn) -> Trace:
             case "all":
                 end = max(clock) + draw(st.integers(1, 20))
                 for rank in range(size):
-                    rows[rank] += collective("MPI_Allreduce", Collective.ALLREDUCE, clock[rank], end)
+                    rows[rank] += collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, clock[rank], end)
                     clock[rank] = end
     return trace_of(*rows)
 

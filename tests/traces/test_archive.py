@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from d5suite.errors import TraceError
 from d5suite.traces.archive import read_archive, write_archive
 from d5suite.traces.chrome import write_chrome
-from d5suite.traces.events import COLUMNS, Collective, Communicator, Events, Kind, Location, Metric, Region, Trace
+from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, Events, Kind, Location, MetricSeries, Region, Trace
 from tests.traces.made import call, collective, irecv, irecv_request, isend, isend_complete, recv, send, trace_of
 
 otf2: Any = pytest.importorskip("otf2")
@@ -30,15 +30,15 @@ def whole() -> Trace:
             *call("MPI_Send", 10, 20, send(11, to=1, tag=3, size=2**40)),
             *call("MPI_Isend", 30, 40, isend(31, 1, 2**33)),
             *call("MPI_Wait", 50, 60, isend_complete(55, 2**33)),
-            *collective("MPI_Reduce", Collective.REDUCE, 70, 80, root=1),
-            *collective("MPI_Allreduce", Collective.ALLREDUCE, 90, 95),
+            *collective("MPI_Reduce", CollectiveOp.REDUCE, 70, 80, root=1),
+            *collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 90, 95),
         ],
         [
             *call("MPI_Recv", 5, 25, recv(24, of=0, tag=3, size=2**40)),
             *call("MPI_Irecv", 30, 31, irecv_request(30, 9)),
             *call("MPI_Wait", 40, 60, irecv(59, of=0, request=9)),
-            *collective("MPI_Reduce", Collective.REDUCE, 65, 85, root=1),
-            *collective("MPI_Allreduce", Collective.ALLREDUCE, 90, 95),
+            *collective("MPI_Reduce", CollectiveOp.REDUCE, 65, 85, root=1),
+            *collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 90, 95),
         ],
     )
 
@@ -71,7 +71,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_metrics_are_kept_with_their_units(tmp_path: Path) -> None:
     trace = whole()
     trace.metrics = [
-        Metric("memory", "B", location, np.array([0, 15, 15, 500]), np.array([1.5, 2, 3, 4e12])) for location in (0, 1)
+        MetricSeries("memory", "B", location, np.array([0, 15, 15, 500]), np.array([1.5, 2, 3, 4e12]))
+        for location in (0, 1)
     ]
     again = read_archive(write_archive(trace, tmp_path / "run"))
     assert same(again, trace)
@@ -104,7 +105,7 @@ def traces(draw: st.DrawFn) -> Trace:
         kinds, numbers = st.sampled_from([Kind.ENTER, Kind.LEAVE]), st.integers(0, len(regions) - 1)
         rows = [(time, draw(kinds), draw(numbers), -1, -1, -1, 0, 0, -1) for time in times]
         events.append(Events.from_rows(rows))
-    return Trace(locations, regions, [Communicator(draw(names) + "c", tuple(range(len(locations))))], events)
+    return Trace(locations, regions, [Comm(draw(names) + "c", tuple(range(len(locations))))], events)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -165,7 +166,7 @@ def test_an_archive_of_another_tool(tmp_path: Path) -> None:
         ("PAPI_TOT_CYC", "#", 0, [5.0]),
         ("PAPI_TOT_CYC", "#", 2, [5.0]),
     ]
-    assert trace.communicators == [Communicator("MPI_COMM_WORLD", (0, 2))]
+    assert trace.communicators == [Comm("MPI_COMM_WORLD", (0, 2))]
     assert trace.locations[0].host == 'a "quoted" <script>'
 
 
@@ -212,8 +213,8 @@ def test_times_that_decrease_are_refused(tmp_path: Path) -> None:
 
 def test_a_chrome_trace_has_the_calls_and_the_waits(tmp_path: Path) -> None:
     trace = trace_of(
-        collective("MPI_Allreduce", Collective.ALLREDUCE, 1000, 5000),
-        collective("MPI_Allreduce", Collective.ALLREDUCE, 4000, 5000),
+        collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 1000, 5000),
+        collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 4000, 5000),
     )
     write_chrome(trace, tmp_path / "trace.json")
     slices = [each for each in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if each["ph"] == "X"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from d5suite.traces.analysis import analyse
-from d5suite.traces.events import Collective, Trace
+from d5suite.traces.events import CollectiveOp, Trace
 from tests.traces.made import call, collective, recv, send, trace_of
 
 Costs = list[tuple[int, str, float, float]]
@@ -25,9 +25,9 @@ def test_a_late_rank_pays_for_the_region_in_which_it_was_slower() -> None:
     trace = trace_of(
         *(
             [
-                *collective("MPI_Barrier", Collective.BARRIER, 0, 100, sent=0, received=0),
+                *collective("MPI_Barrier", CollectiveOp.BARRIER, 0, 100, sent=0, received=0),
                 *call("conv1", 100, until),
-                *collective("MPI_Allreduce", Collective.ALLREDUCE, until, 420),
+                *collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, until, 420),
             ]
             for until in (220, 400)
         )
@@ -43,9 +43,9 @@ def test_two_regions_share_the_cost_and_what_both_did_costs_nothing() -> None:
     # Rank 1 is slower by 100 in step and by 50 in conv1, faster by 30 in MPI_Test: it is 120 late.
     trace = trace_of(
         [*call("step", 0, 100), *call("conv1", 100, 200), *call("MPI_Test", 200, 230),
-         *collective("MPI_Allreduce", Collective.ALLREDUCE, 230, 360)],
+         *collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 230, 360)],
         [*call("step", 0, 200), *call("conv1", 200, 350),
-         *collective("MPI_Allreduce", Collective.ALLREDUCE, 350, 360)],
+         *collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 350, 360)],
     )  # fmt: skip
     assert costs(trace) == [(1, "step", 80, 0), (1, "conv1", 40, 0)]
 
@@ -98,9 +98,11 @@ def test_only_what_was_done_since_both_met_counts(late: int) -> None:
         ranks.append(
             [
                 *call("step", 0, 900 if rank != late else 100),  # long before the ranks meet
-                *collective("MPI_Barrier", Collective.BARRIER, 900 if rank != late else 100, 1000, sent=0, received=0),
+                *collective(
+                    "MPI_Barrier", CollectiveOp.BARRIER, 900 if rank != late else 100, 1000, sent=0, received=0
+                ),
                 *call("conv1", 1000, 1100 + slow),
-                *collective("MPI_Allreduce", Collective.ALLREDUCE, 1100 + slow, 1160),
+                *collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 1100 + slow, 1160),
             ]
         )
     other = 1 - late

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from d5suite.cli import main
-from d5suite.traces.events import COLUMNS, Collective, Metric, Region, Trace
+from d5suite.traces.events import COLUMNS, CollectiveOp, MetricSeries, Region, Trace
 from d5suite.traces.hdf5 import read_hdf5, write_hdf5
 from tests.traces.made import call, collective, recv, send, trace_of
 
 
 def made() -> Trace:
-    first = [*call("MPI_Send", 10, 20, send(11, to=1)), *collective("MPI_Allreduce", Collective.ALLREDUCE, 30, 60)]
-    second = [*call("MPI_Recv", 0, 25, recv(24, of=0)), *collective("MPI_Allreduce", Collective.ALLREDUCE, 40, 61)]
+    first = [*call("MPI_Send", 10, 20, send(11, to=1)), *collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 30, 60)]
+    second = [*call("MPI_Recv", 0, 25, recv(24, of=0)), *collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 40, 61)]
     trace = trace_of(first, second)
     odd = Region("\"><script>'\u00e9</script>", "function", False, 'a"b.py', 7)
     return replace(
         trace, regions=[*trace.regions, odd], notes=("rank 1 dropped 3 events",), properties={"clock error ns": "12"},
-        metrics=[Metric("memory", "bytes", 1, np.array([5, 6]), np.array([0.5, np.pi]))],
+        metrics=[MetricSeries("memory", "bytes", 1, np.array([5, 6]), np.array([0.5, np.pi]))],
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from d5suite.traces.events import Collective, Trace
+from d5suite.traces.events import CollectiveOp, Trace
 from d5suite.traces.waits import wait_states
 from tests.traces.made import (
     Row,
@@ -120,12 +120,12 @@ def test_tags_and_peers_keep_messages_apart() -> None:
     assert found(trace_of(receiver, sender)) == [("late sender", 0, 10, 100, 1)]
 
 
-def ranks(name: str, operation: Collective, *times: tuple[int, int], **options: int) -> Trace:
+def ranks(name: str, operation: CollectiveOp, *times: tuple[int, int], **options: int) -> Trace:
     return trace_of(*(collective(name, operation, enter, leave, **options) for enter, leave in times))
 
 
 def test_all_wait_for_the_last_one() -> None:
-    trace = ranks("MPI_Allreduce", Collective.ALLREDUCE, (100, 410), (200, 411), (400, 412))
+    trace = ranks("MPI_Allreduce", CollectiveOp.ALLREDUCE, (100, 410), (200, 411), (400, 412))
     assert found(trace) == [
         ("wait at N x N", 0, 100, 400, 2),
         ("wait at N x N", 1, 200, 400, 2),
@@ -135,36 +135,36 @@ def test_all_wait_for_the_last_one() -> None:
 
 
 def test_a_barrier() -> None:
-    trace = ranks("MPI_Barrier", Collective.BARRIER, (100, 410), (400, 415), sent=0, received=0)
+    trace = ranks("MPI_Barrier", CollectiveOp.BARRIER, (100, 410), (400, 415), sent=0, received=0)
     assert found(trace) == [("wait at barrier", 0, 100, 400, 1), ("barrier completion", 1, 410, 415, -1)]
 
 
 def test_who_gets_nothing_does_not_wait_and_who_sends_nothing_is_not_awaited() -> None:
-    gets_nothing = collective("MPI_Allreduce", Collective.ALLGATHERV, 10, 310, received=0)
-    sends_nothing = collective("MPI_Allreduce", Collective.ALLGATHERV, 305, 310, sent=0)
-    usual = [collective("MPI_Allreduce", Collective.ALLGATHERV, enter, 310) for enter in (50, 300)]
+    gets_nothing = collective("MPI_Allreduce", CollectiveOp.ALLGATHERV, 10, 310, received=0)
+    sends_nothing = collective("MPI_Allreduce", CollectiveOp.ALLGATHERV, 305, 310, sent=0)
+    usual = [collective("MPI_Allreduce", CollectiveOp.ALLGATHERV, enter, 310) for enter in (50, 300)]
     trace = trace_of(gets_nothing, sends_nothing, *usual)
     assert found(trace) == [("wait at N x N", 2, 50, 300, 3)]
 
 
 def test_a_broadcast_waits_for_its_root_only() -> None:
-    trace = ranks("MPI_Bcast", Collective.BCAST, (100, 310), (300, 305), (900, 905), root=1)
+    trace = ranks("MPI_Bcast", CollectiveOp.BCAST, (100, 310), (300, 305), (900, 905), root=1)
     assert found(trace) == [("late broadcast", 0, 100, 300, 1)]
 
 
 def test_the_root_of_a_reduction_waits_for_the_first_other_rank() -> None:
-    trace = ranks("MPI_Reduce", Collective.REDUCE, (100, 900), (600, 610), (300, 310), root=0)
+    trace = ranks("MPI_Reduce", CollectiveOp.REDUCE, (100, 900), (600, 610), (300, 310), root=0)
     assert found(trace) == [("early reduce", 0, 100, 300, 2)]
 
 
 def test_a_prefix_waits_for_ranks_below() -> None:
-    trace = ranks("MPI_Scan", Collective.SCAN, (200, 210), (100, 215), (150, 220))
+    trace = ranks("MPI_Scan", CollectiveOp.SCAN, (200, 210), (100, 215), (150, 220))
     assert found(trace) == [("early scan", 1, 100, 200, 0), ("early scan", 2, 150, 200, 0)]
 
 
 def test_what_has_no_other_end_is_counted_and_left_out() -> None:
     killed: list[Row] = call("MPI_Barrier", 5, 50)[:1]
-    rest = [*call("MPI_Recv", 10, 20, recv(19, of=0)), *collective("MPI_Barrier", Collective.BARRIER, 30, 40)]
+    rest = [*call("MPI_Recv", 10, 20, recv(19, of=0)), *collective("MPI_Barrier", CollectiveOp.BARRIER, 30, 40)]
     states = wait_states(trace_of(killed, rest))
     assert (states.unmatched, states.incomplete, states.messages, states.collectives) == (1, 1, 0, 0)
     assert states.waits == []

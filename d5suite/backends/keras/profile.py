@@ -19,7 +19,7 @@ from d5suite.levels.attribution import Interval, Owner, divided, labelled
 from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS, Profile
 from d5suite.levels.xplane import (
     UNNAMED,
-    Graph,
+    HloGraph,
     Line,
     Program,
     dropped,
@@ -91,7 +91,7 @@ _FUNCTION = re.compile(r"^(?:EagerLocalExecute: )?(__\w+?_\d+)(?::\w+)?$")
 """The event of a traced function."""
 
 
-def _graph(found: Iterable[Line]) -> Graph:
+def _graph(found: Iterable[Line]) -> HloGraph:
     """Return the operations of the functions that ran, before TensorFlow fused them."""
     from tensorflow.python.eager import context as eager
 

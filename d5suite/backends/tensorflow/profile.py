@@ -27,7 +27,7 @@ from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS, Profile
 from d5suite.levels.training import Trainer
 from d5suite.levels.xplane import (
     UNNAMED,
-    Graph,
+    HloGraph,
     Line,
     Program,
     dropped,
@@ -142,7 +142,7 @@ _METHODS = {
 }
 
 
-def _graph(found: Iterable[Line]) -> Graph:
+def _graph(found: Iterable[Line]) -> HloGraph:
     """Return the operations of the functions that ran, before TensorFlow fused them."""
     graph: dict[str, tuple[str, list[str]]] = {}
     waiting = [match.group(1) for line in found for each, _ in line if (match := _FUNCTION.match(each.what))]

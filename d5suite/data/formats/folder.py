@@ -13,7 +13,7 @@ from d5suite.data import openimages
 from d5suite.data.formats.store import SPLITS, Store
 from d5suite.data.formats.writing import StoreWriter
 from d5suite.data.imagenet import MAPPING_FILE, VAL_LABELS_FILE, ImageNet
-from d5suite.data.reading import Location
+from d5suite.data.reading import FileLocation
 from d5suite.errors import DataError
 
 _KAGGLE = Path("ILSVRC") / "Data" / "CLS-LOC"
@@ -49,7 +49,7 @@ def read(path: Path, split: str) -> Store:
     label_names = found.wnids if isinstance(found, ImageNet) else found.label_names
     class_names = {label: name for label in label_names if (name := found.class_names.get(label))}
     names = [_name(file, split) for file in found.files]
-    files: list[Location] = [*found.files]
+    files: list[FileLocation] = [*found.files]
     return Store(path, split, label_names, class_names, names, found.labels, files)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from d5suite.data.imagenet import MAPPING_FILE, read_mapping
 from d5suite.data.openimages import SparseLabels
-from d5suite.data.reading import FilePieces, Location, first_classes, masked_crc32c_bytes, take_runs
+from d5suite.data.reading import FileLocation, FilePieces, first_classes, masked_crc32c_bytes, take_runs
 from d5suite.errors import DataError, JobError
 from d5suite.files import read_json, write_json
 
@@ -50,7 +50,7 @@ class Store:
     labels : numpy.ndarray or SparseLabels
         int64 (images,). With several per image ``labels[indices]`` is int64 (n, classes): 1
         present, 0 verified as absent, -1 unknown.
-    files : sequence of Location
+    files : sequence of FileLocation
         The location of every image.
     """
 
@@ -60,7 +60,7 @@ class Store:
     class_names: dict[str, str]
     names: Sequence[str]
     labels: Labels
-    files: Sequence[Location]
+    files: Sequence[FileLocation]
 
     def __len__(self) -> int:
         return len(self.names)

@@ -44,7 +44,7 @@ class AsynchronousSettings(SchemeSettings):
         object.__setattr__(self, "schedule", tuple(self.schedule))
 
     def to_dict(self) -> dict[str, Any]:
-        """See `Named.to_dict`."""
+        """See `NamedSettings.to_dict`."""
         return {**super().to_dict(), "schedule": list(self.schedule)}
 
     @property

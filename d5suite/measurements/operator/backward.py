@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from d5suite.measurements.operator.kernel import Kernel, KernelStep
+from d5suite.measurements.operator.kernel import KernelStep, SingleOperator
 from d5suite.validate.check import Check
 from d5suite.validate.operator.backward import check_backward, check_backward_float64, gradient_evidence
 from d5suite.validate.operator.compare import Findings
 from d5suite.workloads.operator import OperatorWorkload
 
 
-class Backward(Kernel):
+class Backward(SingleOperator):
     """The backward pass of one operator; the forward pass is made before timing."""
 
     name = "backward"

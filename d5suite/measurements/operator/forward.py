@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from d5suite.measurements.operator.kernel import Kernel
+from d5suite.measurements.operator.kernel import SingleOperator
 from d5suite.validate.operator.compare import Findings
 from d5suite.validate.operator.forward import check_forward
 from d5suite.workloads.operator import OperatorWorkload
 
 
-class Forward(Kernel):
+class Forward(SingleOperator):
     """The forward pass of one operator."""
 
     name = "forward"

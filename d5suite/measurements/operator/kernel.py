@@ -224,7 +224,7 @@ def work_outside(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check
     yield check_inside(measure_outside(step.median_s, sizes[0], surround))
 
 
-class Kernel(Measurement):
+class SingleOperator(Measurement):
     """One direction of a single operator."""
 
     level = 0

@@ -19,7 +19,7 @@ from d5suite.data.formats import open_store
 from d5suite.data.known_images import (
     IMAGES,
     PLACED,
-    Seen,
+    SeenImages,
     crops,
     label_of,
     levels,
@@ -98,7 +98,7 @@ def _arrays(batch: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def check_known_images(pixels: np.ndarray, labels: np.ndarray, size: int) -> Iterator[Check]:
     """Check `EPOCHS` epochs of known images: levels, float64 (N, 3, H, W), and labels (N,)."""
-    seen = Seen.of(pixels)
+    seen = SeenImages.of(pixels)
     other = seen.constant != 2
     said = f"what should be blue is channel {seen.constant[other][0] + 1} of 3" if other.any() else ""
     yield Check(f"channels of {OWN} that are not red, green, blue", float(other.mean()), 0.0, said)

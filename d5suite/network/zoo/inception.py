@@ -21,7 +21,7 @@ May import `d5suite.network` only.
 
 from __future__ import annotations
 
-from d5suite.network.builder import Builder, Pair
+from d5suite.network.builder import Builder, PixelSize
 from d5suite.network.model import Network
 
 AUXILIARY_WEIGHT = 0.4
@@ -33,17 +33,17 @@ def _layer(
     x: str,
     name: str,
     width: int,
-    kernel: Pair = 1,
+    kernel: PixelSize = 1,
     *,
     stride: int = 1,
-    padding: Pair | None = None,
+    padding: PixelSize | None = None,
     deviation: float | None = None,
 ) -> str:
     y = b.conv(x, f"{name}.conv", width, kernel, stride=stride, padding=padding, fan="in", deviation=deviation)
     return b.relu(b.batch_norm(y, f"{name}.bn", epsilon=1e-3))
 
 
-def _chain(b: Builder, x: str, name: str, *layers: tuple[int, Pair]) -> str:
+def _chain(b: Builder, x: str, name: str, *layers: tuple[int, PixelSize]) -> str:
     """Convolutions ``NAME_1``, ``NAME_2`` and so on, of these widths and kernels."""
     for index, (width, kernel) in enumerate(layers, 1):
         x = _layer(b, x, f"{name}_{index}", width, kernel)

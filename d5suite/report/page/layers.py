@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from d5suite.report.layers import SORTS, Comparison, LayerRow, comparisons
 from d5suite.report.page.facts import seconds
 from d5suite.report.page.gather import Page
-from d5suite.report.reading import Key
+from d5suite.report.reading import ResultKey
 
 MOST_LAYERS = 60
 """Most rows of a comparison on a page; those that take longest are shown."""
@@ -34,7 +34,7 @@ class LayerTable(NamedTuple):
 def layer_tables(page: Page) -> Iterator[LayerTable]:
     """Return the tables of all layer times that the page's results hold."""
     for section in page.sections:
-        records: dict[Key, dict[str, Any]] = {
+        records: dict[ResultKey, dict[str, Any]] = {
             (f"{row.case}/{row.measurement}", (), " ".join(filter(None, (row.backend, row.file)))): row.record
             for row in section.rows
         }

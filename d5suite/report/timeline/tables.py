@@ -8,7 +8,7 @@ from typing import NamedTuple
 from d5suite.traces.analysis import OUTSIDE, Analysis
 
 
-class Table(NamedTuple):
+class TimelineTable(NamedTuple):
     """A table of texts; the first column is a name."""
 
     title: str
@@ -26,7 +26,7 @@ def headline(found: Analysis) -> str:
     )
 
 
-def tables(found: Analysis, *, rows: int) -> list[Table]:
+def tables(found: Analysis, *, rows: int) -> list[TimelineTable]:
     """Return the analysis as tables; those without rows are left out.
 
     Parameters
@@ -65,7 +65,7 @@ def _share(ticks: int, whole: int) -> str:
     return f"{100 * ticks / whole:.1f}%" if whole else "–"
 
 
-def _ranks(found: Analysis) -> Table:
+def _ranks(found: Analysis) -> TimelineTable:
     trace = found.trace
     whole = trace.end - trace.begin
     hosts = len({location.host for location in trace.locations}) > 1
@@ -75,7 +75,7 @@ def _ranks(found: Analysis) -> Table:
         figures = each.computing, each.waiting, each.communicating, each.outside, each.overlapped, each.caused
         shares = [_share(figure, whole) for figure in (*figures, each.critical)]
         rows.append((location.process, *[location.host] * hosts, *shares))
-    return Table(
+    return TimelineTable(
         "Ranks",
         "Computing, waiting, in MPI and outside add up to the whole time. Caused: for how long others waited for this "
         "rank, all of them together. Critical: its part of the critical path.",
@@ -84,26 +84,26 @@ def _ranks(found: Analysis) -> Table:
     )
 
 
-def _waits(found: Analysis) -> Table:
+def _waits(found: Analysis) -> TimelineTable:
     trace = found.trace
     whole = (trace.end - trace.begin) * len(found.ranks)
     rows = [
         (name, f"{count:,}", f"{trace.seconds(ticks):.4g}", _share(ticks, whole))
         for name, (count, ticks) in sorted(found.patterns.items(), key=lambda each: -each[1][1])
     ]
-    return Table(
+    return TimelineTable(
         "Wait states", "By Scalasca's definitions.", ("wait state", "times", "seconds", "of all ranks' time"), rows
     )
 
 
-def _delays(found: Analysis, most: int) -> Table:
+def _delays(found: Analysis, most: int) -> TimelineTable:
     trace = found.trace
     rows = []
     for each in found.delays.delays[:most]:
         region = trace.regions[each.region].name if each.region >= 0 else OUTSIDE
         costs = each.direct, each.indirect
         rows.append((trace.locations[each.location].process, region, *(f"{trace.seconds(one):.4g}" for one in costs)))
-    return Table(
+    return TimelineTable(
         "Delays",
         f"What made a rank late, and the seconds that others waited for it: directly, or because a rank that had "
         f"waited was late itself; the first {most}.",
@@ -112,13 +112,13 @@ def _delays(found: Analysis, most: int) -> Table:
     )
 
 
-def _regions(found: Analysis, most: int) -> Table:
+def _regions(found: Analysis, most: int) -> TimelineTable:
     trace = found.trace
     rows = [
         (name, f"{trace.seconds(own):.4g}", _share(critical, trace.end - trace.begin), f"{trace.seconds(waiting):.4g}")
         for name, (own, critical, waiting) in list(found.regions.items())[:most]
     ]
-    return Table(
+    return TimelineTable(
         "Regions",
         f"Own time on all ranks, outside of MPI; the first {most}.",
         ("region", "seconds", "on the critical path", "waiting in its calls"),
@@ -126,12 +126,12 @@ def _regions(found: Analysis, most: int) -> Table:
     )
 
 
-def _steps(found: Analysis, most: int) -> Table:
+def _steps(found: Analysis, most: int) -> TimelineTable:
     slowest = sorted(range(len(found.steps)), key=lambda number: -found.steps[number][0])[:most]
     rows = [
         (str(number + 1), *(f"{found.trace.seconds(each):.4g} s" for each in found.steps[number])) for number in slowest
     ]
-    return Table(
+    return TimelineTable(
         "Steps",
         f"The slowest of {len(found.steps):,}.",
         ("step", "slowest rank", "fastest rank", "waiting, all ranks"),

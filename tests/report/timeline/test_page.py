@@ -18,7 +18,7 @@ from d5suite.report.timeline.pack import pack
 from d5suite.report.timeline.picture import picture
 from d5suite.report.timeline.write import page
 from d5suite.traces.analysis import analyse
-from d5suite.traces.events import Collective, Communicator, Location, Metric, Region, Trace
+from d5suite.traces.events import CollectiveOp, Comm, Location, MetricSeries, Region, Trace
 from tests.report.pages import HOSTILE
 from tests.traces.made import REGIONS, Row, call, collective, recv, send, trace_of
 
@@ -48,11 +48,11 @@ def steps(count: int, regions: list[Region] | None = None) -> Trace:
                 inside += call("MPI_Recv", at + 300 * US, at + 520 * US, recv(at + 519 * US, of=1))
             else:
                 inside += call("MPI_Send", at + 500 * US, at + 510 * US, send(at + 501 * US, to=0))
-            reduced = collective("MPI_Allreduce", Collective.ALLREDUCE, at + 600 * US, at + 700 * US)
+            reduced = collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, at + 600 * US, at + 700 * US)
             rows[rank] += call("step", at, at + 900 * US, *inside, *reduced)
     trace = trace_of(*rows)
     times = np.arange(0, count * 1000 * US, 100 * US)
-    trace.metrics = [Metric("memory", "B", rank, times, np.linspace(1e9, 2e9, len(times))) for rank in (0, 1)]
+    trace.metrics = [MetricSeries("memory", "B", rank, times, np.linspace(1e9, 2e9, len(times))) for rank in (0, 1)]
     trace.regions = regions or REGIONS
     return trace
 
@@ -229,7 +229,7 @@ def test_nested_too_deep_is_said() -> None:
 
 def test_a_trace_without_events_is_a_page() -> None:
     assert "0 events of 1 ranks" in page(
-        analyse(Trace([Location("", "p")], [], [Communicator("", (0,))], [trace_of([]).events[0]])), title="x"
+        analyse(Trace([Location("", "p")], [], [Comm("", (0,))], [trace_of([]).events[0]])), title="x"
     )
 
 
