@@ -14,22 +14,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from d5suite.traces.events import Collective, Communicator, Events, Kind, Location, Metric, Region, Trace
+from d5suite.traces.events import CollectiveOp, Comm, Events, Kind, Location, MetricSeries, Region, Trace
 
 TOUCHING_NS = 2_000
 """By how much a slice may end after the one around it: profilers round times to microseconds."""
 
 _COLLECTIVES = {
-    "allreduce": ("MPI_Allreduce", "coll_all2all", Collective.ALLREDUCE),
-    "allgather": ("MPI_Allgather", "coll_all2all", Collective.ALLGATHER),
-    "reducescatter": ("MPI_Reduce_scatter", "coll_all2all", Collective.REDUCE_SCATTER),
-    "alltoall": ("MPI_Alltoall", "coll_all2all", Collective.ALLTOALL),
-    "broadcast": ("MPI_Bcast", "coll_one2all", Collective.BCAST),
-    "bcast": ("MPI_Bcast", "coll_one2all", Collective.BCAST),
-    "reduce": ("MPI_Reduce", "coll_all2one", Collective.REDUCE),
-    "gather": ("MPI_Gather", "coll_all2one", Collective.GATHER),
-    "scatter": ("MPI_Scatter", "coll_one2all", Collective.SCATTER),
-    "barrier": ("MPI_Barrier", "barrier", Collective.BARRIER),
+    "allreduce": ("MPI_Allreduce", "coll_all2all", CollectiveOp.ALLREDUCE),
+    "allgather": ("MPI_Allgather", "coll_all2all", CollectiveOp.ALLGATHER),
+    "reducescatter": ("MPI_Reduce_scatter", "coll_all2all", CollectiveOp.REDUCE_SCATTER),
+    "alltoall": ("MPI_Alltoall", "coll_all2all", CollectiveOp.ALLTOALL),
+    "broadcast": ("MPI_Bcast", "coll_one2all", CollectiveOp.BCAST),
+    "bcast": ("MPI_Bcast", "coll_one2all", CollectiveOp.BCAST),
+    "reduce": ("MPI_Reduce", "coll_all2one", CollectiveOp.REDUCE),
+    "gather": ("MPI_Gather", "coll_all2one", CollectiveOp.GATHER),
+    "scatter": ("MPI_Scatter", "coll_one2all", CollectiveOp.SCATTER),
+    "barrier": ("MPI_Barrier", "barrier", CollectiveOp.BARRIER),
 }
 """By a framework's name in lower case without separators: MPI's name, the region's role and the
 operation."""
@@ -80,7 +80,7 @@ class Group(NamedTuple):
     processes: tuple[str, ...]
 
 
-def region_of(name: str, category: str = "", *, stream: bool = False) -> tuple[Region, Collective | None]:
+def region_of(name: str, category: str = "", *, stream: bool = False) -> tuple[Region, CollectiveOp | None]:
     """Return the region of a profiler's slice, and the collective operation that it is.
 
     Parameters
@@ -130,12 +130,12 @@ def trace_of(
         Location(row.name, row.process, is_main=mains[row.process] == index, is_stream=row.stream)
         for index, row in enumerate(lanes)
     ]
-    communicators = [Communicator(each.name, tuple(mains[process] for process in each.processes)) for each in groups]
+    communicators = [Comm(each.name, tuple(mains[process] for process in each.processes)) for each in groups]
     group_of = {process: number for number, each in enumerate(groups) for process in each.processes}
     found = _Regions()
     events = [_events(row, found, group_of.get(row.process, -1), begin) for row in lanes]
     read = [
-        Metric(name, unit, mains[process], np.maximum(np.array(times, np.int64) - begin, 0), np.array(values))
+        MetricSeries(name, unit, mains[process], np.maximum(np.array(times, np.int64) - begin, 0), np.array(values))
         for process, name, unit, times, values in metrics
         if process in mains
     ]
@@ -150,9 +150,9 @@ class _Regions:
     def __init__(self) -> None:
         self.regions: list[Region] = []
         self._numbers: dict[Region, int] = {}
-        self._known: dict[tuple[str, str, bool], tuple[int, Collective | None]] = {}
+        self._known: dict[tuple[str, str, bool], tuple[int, CollectiveOp | None]] = {}
 
-    def number(self, name: str, category: str, stream: bool) -> tuple[int, Collective | None]:
+    def number(self, name: str, category: str, stream: bool) -> tuple[int, CollectiveOp | None]:
         key = name, category, stream
         if key not in self._known:
             region, operation = region_of(name, category, stream=stream)
@@ -187,7 +187,7 @@ def _lanes(row: Row) -> list[Row]:
 
 def _events(row: Row, regions: _Regions, group: int, begin: int) -> Events:
     rows: list[tuple[int, ...]] = []
-    stack: list[tuple[int, int, Collective | None]] = []
+    stack: list[tuple[int, int, CollectiveOp | None]] = []
 
     def leave(until: int | None) -> None:
         while stack and (until is None or stack[-1][0] <= until):
@@ -205,5 +205,5 @@ def _events(row: Row, regions: _Regions, group: int, begin: int) -> Events:
     return Events.from_rows(rows)
 
 
-def _rooted(operation: Collective) -> bool:
-    return operation in (Collective.BCAST, Collective.REDUCE, Collective.GATHER, Collective.SCATTER)
+def _rooted(operation: CollectiveOp) -> bool:
+    return operation in (CollectiveOp.BCAST, CollectiveOp.REDUCE, CollectiveOp.GATHER, CollectiveOp.SCATTER)

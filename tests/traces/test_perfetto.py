@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from d5suite.traces.chrome import write_chrome
-from d5suite.traces.events import Collective
+from d5suite.traces.events import CollectiveOp
 from tests.traces.made import call, collective, trace_of
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -25,8 +25,8 @@ OPEN_MS = 120_000
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 @pytest.mark.xdist_group("browser")
 def test_perfettos_page_shows_ranks_regions_and_waits(tmp_path: Path) -> None:
-    late = collective("MPI_Allreduce", Collective.ALLREDUCE, 400_000, 500_000)
-    early = collective("MPI_Allreduce", Collective.ALLREDUCE, 100_000, 500_000)
+    late = collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 400_000, 500_000)
+    early = collective("MPI_Allreduce", CollectiveOp.ALLREDUCE, 100_000, 500_000)
     trace = trace_of(call("step", 0, 600_000, *call("conv1", 10_000, 390_000), *late), call("step", 0, 600_000, *early))
     write_chrome(trace, tmp_path / "trace.json")
     with socket.socket() as free:
