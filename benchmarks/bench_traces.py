@@ -21,7 +21,7 @@ import pytest
 from d5suite.report.timeline.write import page
 from d5suite.traces.analysis import analyse
 from d5suite.traces.archive import read_archive, write_archive
-from d5suite.traces.events import COLUMNS, Collective, Communicator, Events, Kind, Location, Region, Trace
+from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, Events, Kind, Location, Region, Trace
 from d5suite.traces.hdf5 import write_hdf5
 
 RANKS, EVENTS, LAYERS = 4, 1_000_000, 22
@@ -57,7 +57,7 @@ def million() -> Trace:
         time_ns[:, -4] = begin + ready[rank]
         time_ns[:, -3:] = last[:, None]
         kind[:, -3:] = Kind.COLLECTIVE, Kind.LEAVE, Kind.LEAVE
-        region[:, -4:] = 1, Collective.ALLREDUCE, 1, 0
+        region[:, -4:] = 1, CollectiveOp.ALLREDUCE, 1, 0
         other[:, -3], sizes[:, -3] = 0, 4096
         none = np.full(steps * per_step, -1, np.int64)
         columns = [
@@ -74,7 +74,7 @@ def million() -> Trace:
         types = COLUMNS.values()
         events.append(Events(*(np.asarray(each, dtype) for each, dtype in zip(columns, types, strict=True))))
     locations = [Location("main", f"rank {rank}", "host") for rank in range(RANKS)]
-    return Trace(locations, REGIONS, [Communicator("world", tuple(range(RANKS)))], events)
+    return Trace(locations, REGIONS, [Comm("world", tuple(range(RANKS)))], events)
 
 
 @pytest.fixture(scope="module")
