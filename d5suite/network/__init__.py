@@ -5,7 +5,8 @@
 - `builder`, `zoo`: write networks. `user_network`: add a loss to a user's own network.
 - `given_inputs`: what a user gives its inputs. `as_written`: a file that is not read.
 - `operation`, `tensor`, `custom`: one node with its inputs, and custom operators.
-- `validity`: refuse invalid nodes. `nodes`: what a node's attributes mean.
+- `validity`: refuse invalid nodes; `limits`: refuse models that grow beyond all use.
+- `nodes`: what a node's attributes mean.
 - `analysis`, `work`: what networks and operations cost. `variants`: what backends lack.
 
 May import ONNX, NumPy and, from d5suite, `errors`; no framework.

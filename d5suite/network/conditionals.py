@@ -77,10 +77,14 @@ def _kinds(node: onnx.NodeProto) -> list[int]:
     found = [0] * len(node.output)
     for branch in (_branch(node, True), _branch(node, False)):
         writers = {name: inner for inner in branch.node for name in inner.output}
+        nested: dict[tuple[str, ...], list[int]] = {}  # once each: a nest would take exponential time
         for place, value in enumerate(branch.output):
             kind, writer = value.type.tensor_type.elem_type, writers.get(value.name)
             if not kind and writer is not None and is_operator(writer, "If"):
-                kind = _kinds(writer)[list(writer.output).index(value.name)]
+                outputs = tuple(writer.output)
+                if outputs not in nested:
+                    nested[outputs] = _kinds(writer)
+                kind = nested[outputs][outputs.index(value.name)]
             found[place] = found[place] or kind
     return found
 

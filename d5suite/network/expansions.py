@@ -1,6 +1,6 @@
 """Replace nodes that adapters lack by equivalent nodes, where ONNX defines no function for them.
 
-May import ONNX and NumPy and, from d5suite, `network.folding`.
+May import ONNX and NumPy and, from d5suite, `errors`, `network.folding` and `network.limits`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from d5suite.errors import NetworkError
 from d5suite.network.folding import Shape, shapes_of
 from d5suite.network.graph_edits import NodeWriter, attributes_of, rewrite_nodes, set_attributes
+from d5suite.network.limits import MOST_STEPS, MOST_VALUES
 
 _INTEGERS = frozenset(getattr(onnx.TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64))
 
@@ -30,8 +32,10 @@ def expand(model: onnx.ModelProto) -> bool:
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info)}
     fixed = {tensor.name: tensor for tensor in graph.initializer}
     read = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+    steps = 0
 
     def rewrite(node: onnx.NodeProto, write: NodeWriter) -> bool:
+        nonlocal steps
         kind = "" if node.domain else node.op_type
         if kind == "BatchNormalization" and _has_computed_statistics(node, graph):
             _write_batch_norm(node, write, shapes)
@@ -45,6 +49,13 @@ def expand(model: onnx.ModelProto) -> bool:
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(types[node.input[0]]))
             _write_integer_mean(node, write, shapes, dtype)
         elif kind == "RNN" and (plan := _Rnn.read(node, graph, shapes)) is not None:
+            steps += plan.steps
+            if steps > MOST_STEPS:
+                raise NetworkError(
+                    f"RNN: {steps:,} steps to unroll; d5suite unrolls up to {MOST_STEPS:,}",
+                    where=node.name or next(filter(None, node.output), None),
+                    hint="Take a shorter sequence: export the network anew, or state another size with --shape.",
+                )
             plan.write(write)
         elif kind == "LayerNormalization" and read.intersection(node.output[1:]):
             _write_moments(node, write, len(shapes[node.input[0]]))
@@ -114,6 +125,8 @@ def _write_affine_grid(node: onnx.NodeProto, write: NodeWriter, size: np.ndarray
     are integers times a scalar, because a tensor of fractions would count as a weight.
     """
     image = [int(n) for n in size[2:]]
+    if math.prod(image) > MOST_VALUES:
+        raise NetworkError(f"AffineGrid: a grid of {image} is too large", where=node.name or node.output[0])
     if attributes_of(node).get("align_corners"):
         spans = [max(n - 1, 1) for n in image]
         places = [2 * np.arange(n) - n + 1 for n in image]
@@ -186,6 +199,11 @@ class _Rnn:
         if steps is None or odd or not whole or len(names) != directions:
             return None
         return cls(node, steps, [_ACTIVATIONS[name] for name in names])
+
+    @property
+    def steps(self) -> int:
+        """The steps of all directions."""
+        return self._steps * len(self._activations)
 
     def write(self, write: NodeWriter) -> None:
         every, last = zip(*(self._direction(write, d) for d in range(len(self._activations))), strict=True)

@@ -6,7 +6,7 @@ May import ONNX, NumPy and `d5suite.errors`.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -17,9 +17,7 @@ from onnx import TensorProto, numpy_helper
 
 from d5suite.errors import NetworkError
 from d5suite.network.graph_edits import NodeWriter, attributes_of, remove_items, replace_items, tensor_of
-
-MAX_CONSTANT_BYTES = 4 << 30
-"""The largest constant that is folded; AlexNet's largest weight has 151 MB."""
+from d5suite.network.limits import MOST_VALUES, Budget, takes_long
 
 Shape = tuple[int | None, ...]
 """A tensor's dimensions; None where the size depends on the data (the batch)."""
@@ -40,12 +38,14 @@ _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLi
 
 
 @np.errstate(all="ignore")  # log(0) is an answer, too
-def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> bool:
+def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None, budget: Budget | None = None) -> bool:
     """Replace nodes that read only constants or known dimensions by their values; drop dead nodes.
 
     ONNX's reference evaluator computes the values. The names of values that come from ``weights``
-    are added to ``weights``. Returns whether anything changed.
+    are added to ``weights``. Returns whether anything changed. What is computed is taken from the
+    budget; without one, from that of this model.
     """
+    budget = Budget(model) if budget is None else budget
     weights = set() if weights is None else weights
     graph = model.graph
     shapes = shapes_of(model)
@@ -56,6 +56,7 @@ def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> 
     for node in graph.node:
         for name_read in node.input:
             readers[name_read].append(node)
+    unread = Counter(i for node in graph.node for i in node.input if i) + Counter(o.name for o in graph.output)
     kept = []
     for node in graph.node:
         inputs = [i for i in node.input if i]
@@ -66,12 +67,16 @@ def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> 
                 kept += spread
                 continue
         moves = _keeps_weights(node, values, weights, readers, shapes)
-        if constant and moves and _foldable(node, values, shapes, name):
+        if constant and moves and _foldable(node, values, shapes, name, budget):
             arrays = {i: numpy_helper.to_array(values[i]) for i in inputs}
             for output, array in zip(node.output, _answers(node, arrays, name), strict=True):
                 values[output] = tensor_of(array, output)
             if not weights.isdisjoint(inputs):
                 weights.update(node.output)
+            for read in inputs:
+                unread[read] -= 1
+                if not unread[read] and read not in given:
+                    budget.give_back(math.prod(values.pop(read).dims))
         elif moves and (known := dimensions.follow(node, values)) is not None:
             values[node.output[0]] = tensor_of(known, node.output[0])
             if not weights.isdisjoint(inputs):
@@ -130,6 +135,8 @@ def _answers(node: onnx.NodeProto, arrays: Mapping[str, np.ndarray], name: str =
     """
     from onnx.reference import ReferenceEvaluator
 
+    if node.op_type in ("Div", "Mod") and _divides_by_zero(arrays[node.input[1]]):
+        raise NetworkError(f"{node.op_type} of constants divides integers by 0", where=node.name or node.output[0])
     try:
         if node.op_type == "GatherElements":
             return [gathered(*(arrays[i] for i in node.input), axis=node.attribute[0].i if node.attribute else 0)]
@@ -140,6 +147,24 @@ def _answers(node: onnx.NodeProto, arrays: Mapping[str, np.ndarray], name: str =
             where=node.name or node.output[0] or name,
             hint="Try another opset, or another exporter.",
         ) from error
+
+
+def _divides_by_zero(divisor: np.ndarray) -> bool:
+    return divisor.dtype.kind in "iu" and not divisor.all()
+
+
+_LONGEST = 1 << 20
+"""Limit of the values of a tensor that is followed as dimensions."""
+
+
+def _most_values(node: onnx.NodeProto, arrays: Mapping[str, np.ndarray]) -> int:
+    """Return an upper limit of the values that one of `_MOVES`, or Equal, writes."""
+    read = [arrays[i] for i in node.input if i]
+    if node.op_type == "Concat":
+        return sum(each.size for each in read)
+    if node.op_type == "Gather":
+        return read[0].size * read[1].size
+    return math.prod(np.broadcast_shapes(*(each.shape for each in read))) if node.op_type in _MEET else read[0].size
 
 
 def gathered(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
@@ -237,6 +262,8 @@ class _Dimensions:
                 for i in node.input
                 if i
             }
+            if _most_values(node, arrays) > _LONGEST:
+                return None
             marked = any(i in self._values and (self._values[i] <= _OPEN).any() for i in arrays)
             if marked:  # the marks need 64 bits
                 arrays = {
@@ -348,21 +375,35 @@ _BOUNDED = frozenset({"Compress", "Constant", "NonZero", "Unique"})
 
 
 def _foldable(
-    node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], shapes: Mapping[str, Shape], name: str
+    node: onnx.NodeProto,
+    values: Mapping[str, onnx.TensorProto],
+    shapes: Mapping[str, Shape],
+    name: str,
+    budget: Budget,
 ) -> bool:
-    """Return whether a constant's size is known; refuse a constant that is too large."""
+    """Return whether a constant is folded: its size is known, and it is computed quickly.
+
+    Refuse a constant that is too large.
+    """
+    read = [tuple(values[i].dims) for i in node.input if i]
+    most = max([MOST_VALUES, *(2 * math.prod(shape) for shape in read)])
     stated = [shapes.get(output, (None,)) for output in node.output if output]
     if node.op_type == "ConstantOfShape":
         stated = [tuple(int(size) for size in numpy_helper.to_array(values[node.input[0]]))]
     for shape in stated:
         sizes = [0 if size is None else size for size in shape]
-        if any(size < 0 for size in sizes) or math.prod(float(size) for size in sizes) * 8 > MAX_CONSTANT_BYTES:
+        if any(size < 0 for size in sizes) or math.prod(sizes) > most:
             raise NetworkError(
                 f"{node.op_type} would make a constant of shape {sizes}",
                 where=node.name or name,
                 hint="Export the network for a smaller input, or without this node.",
             )
-    return node.op_type in _BOUNDED or all(None not in shape for shape in stated)
+    bounded = node.op_type in _BOUNDED
+    if not (bounded or all(None not in shape for shape in stated)) or takes_long(node.op_type, read, stated):
+        return False
+    made: Sequence[Shape] = read if bounded else stated
+    budget.take(sum(math.prod(size or 0 for size in shape) for shape in made), node)
+    return True
 
 
 def shapes_of(model: onnx.ModelProto) -> dict[str, Shape]:

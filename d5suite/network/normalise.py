@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper, shape_inference
 
 from d5suite.errors import NetworkError
 from d5suite.network import graph_edits as edits
-from d5suite.network import parameters, repairs
+from d5suite.network import limits, parameters, repairs
 from d5suite.network.conditionals import without_conditionals
 from d5suite.network.expansions import expand
 from d5suite.network.folding import Shape, fold, shapes_of
@@ -55,6 +55,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     """
     version = opset(model, name)
     try:
+        limits.check_growth(model)
         check_graph(model)
         check_kinds(model, conditionals=True)
         check_data(model)
@@ -76,7 +77,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         model = _converted(model, version)
         model = _expand_operators(model)
         _restore_weights(model, given)
-        weights = parameters.weights_of(given)
+        weights, budget = parameters.weights_of(given), limits.Budget(given)
         _widen(model)
         _name_first_outputs(model)
         _set_shapes(model, name, shapes or {})
@@ -84,15 +85,15 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         parameters.join_copies(model, weights)
         parameters.turn_twins(model, weights)
         tied = parameters.tied_products(model, weights)
-        _fold_all(model, name, weights)
+        _fold_all(model, name, weights, budget)
         if parameters.share(model, tied):
             _infer_shapes(model)
-            fold(model, name, weights)
+            fold(model, name, weights, budget)
         repairs.drop_casts(model)
         repairs.drop_zero_states(model)
         if expand(model):
             _infer_shapes(model)
-        _split_into_slices(model, weights)
+        _split_into_slices(model, weights, budget)
         repairs.drop_empty_parts(model)
         _separate_statistics(model)
         _compute_outputs(model, weights)
@@ -148,10 +149,10 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     return inliner.inline_local_functions(model, convert_version=True)
 
 
-def _fold_all(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> None:
+def _fold_all(model: onnx.ModelProto, name: str, weights: set[str] | None, budget: limits.Budget) -> None:
     for _ in range(_PASSES):
         _infer_shapes(model)
-        if not fold(model, name, weights):
+        if not fold(model, name, weights, budget):
             break
 
 
@@ -164,7 +165,7 @@ def _constants(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     model.ir_version = max(model.ir_version, IR_VERSION)
     _set_shapes(model, name, {key: shape for key, shape in shapes.items() if key in inputs})
     repairs.repair_ranks(model)
-    _fold_all(model, name)
+    _fold_all(model, name, None, limits.Budget(given))
     return {tensor.name: tensor for tensor in model.graph.initializer}
 
 
@@ -374,8 +375,9 @@ def infer(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    propagates = not limits.propagates_much(model)
     try:
-        return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=propagates)
     except shape_inference.InferenceError:  # ONNX (1.23) propagates scalars as vectors, which fails in sums
         return shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
@@ -416,7 +418,7 @@ def _name_first_outputs(model: onnx.ModelProto) -> None:
             node.output[0] = f"{node.name or node.op_type}.d5suite.first.{index}"
 
 
-def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
+def _split_into_slices(model: onnx.ModelProto, weights: set[str], budget: limits.Budget) -> None:
     """Replace every part of a Split, and a Gather at one constant index, by a Slice.
 
     Adapters compute one output per node; the frameworks read the same rows either way.
@@ -438,13 +440,16 @@ def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
         size = shapes[x][axis] if index is not None and x in shapes else None
         if index is None or size is None or len(index.dims) > 1:
             return False
-        row = int(numpy_helper.to_array(index).item()) % size
+        row = int(numpy_helper.to_array(index).item())
+        if not -size <= row < size:
+            raise NetworkError(f"Gather: index {row} of {size}", where=node.name or node.output[0])
+        row %= size
         write.cut(x, axis, row, row + 1, squeeze=not index.dims, output=node.output[0])
         return True
 
     if edits.rewrite_nodes(graph, rewrite):
         _infer_shapes(model)
-        fold(model, graph.name, weights)
+        fold(model, graph.name, weights, budget)
 
 
 def _separate_statistics(model: onnx.ModelProto) -> None:

@@ -16,7 +16,8 @@ from typing import NoReturn
 import numpy as np
 
 from d5suite.errors import NetworkError
-from d5suite.network.graph import Graph, Node
+from d5suite.network.graph import Graph, Node, Shape
+from d5suite.network.limits import require_rank
 from d5suite.network.nodes.equation import expand_equation
 from d5suite.network.nodes.windows import Window, window
 from d5suite.network.operators import REDUCTIONS
@@ -74,8 +75,8 @@ LARGEST_PADDING = 64
 """Limit of padding on a side of a smaller image; ASPP pads 36 at its largest rate."""
 
 _PER_IMAGE = frozenset({
-    "AveragePool", "Clip", "Col2Im", "Conv", "ConvTranspose", "DFT", "Det", "Dropout", "GlobalAveragePool",
-    "GlobalLpPool", "GlobalMaxPool", "LRN", "LayerNormalization", "LpPool", "MaxPool", "STFT", "Transpose",
+    "AveragePool", "Clip", "Col2Im", "Conv", "ConvTranspose", "DFT", "Det", "Div", "Dropout", "GlobalAveragePool",
+    "GlobalLpPool", "GlobalMaxPool", "LRN", "LayerNormalization", "LpPool", "MaxPool", "Mod", "STFT", "Transpose",
 })  # fmt: skip
 """Operators whose rules do not depend on the batch size, which may be open."""
 
@@ -212,14 +213,22 @@ def require_sound(network: Graph) -> None:
         _require_size(network, node, node.inputs)
         stated = {name: network.shapes.get(name, (None, None)) for name in tensors}
         whole = all(None not in shape for shape in stated.values())
-        if whole or (node.op_type in _PER_IMAGE and all(None not in shape[1:] for shape in stated.values())):
+        if whole or (_is_per_image(node, stated) and all(None not in shape[1:] for shape in stated.values())):
             shapes = {name: tuple(n or 1 for n in shape) for name, shape in stated.items()}
             require_valid(node, shapes, network.initializers, {})
         _require_size(network, node, node.outputs)
 
 
+def _is_per_image(node: Node, shapes: Mapping[str, Shape]) -> bool:
+    """Return whether a node's rules hold for a batch of any size."""
+    if node.op_type == "Gather":
+        return node.attributes["axis"] % max(len(shapes[node.inputs[0]]), 1) != 0
+    return node.op_type in _PER_IMAGE
+
+
 def _require_size(network: Graph, node: Node, tensors: Sequence[str]) -> None:
     for name in tensors:
+        require_rank(len(network.shapes.get(name, ())), name)
         sizes = [size for size in network.shapes.get(name, ()) if size is not None]
         # An empty constant is valid: a Reshape to a scalar, no axes.
         if 0 in sizes and name not in network.constants:
@@ -396,6 +405,13 @@ def _loss(case: _NodeCheck) -> None:
     case.expect(1, scores[0], *scores[2:])
     case.expect(2, scores[1])
     case.expect_within(1, 0, scores[1] - 1, ignored=case.node.attributes.get("ignore_index"))
+
+
+@_rule("Div", "Mod")
+def _divide(case: _NodeCheck) -> None:
+    divisor = case.values.get(case.node.inputs[1])
+    if divisor is not None and divisor.dtype.kind in "iu" and not divisor.all():
+        case.refuse("integers are divided by 0")
 
 
 @_rule("Gather")
