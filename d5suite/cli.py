@@ -27,7 +27,7 @@ from d5suite.commands import (
     slurm,
     trace,
 )
-from d5suite.errors import D5Error
+from d5suite.errors import D5Error, escaped
 
 COMMANDS = (
     doctor, backends, operators, compare, ab, bisect, conformance, network, data, slurm, report, layers, history, trace,
@@ -81,9 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _complain(text: str) -> None:
     """Write to standard error without control characters: paths and names come from anywhere."""
-    from d5suite.report.reading import printable
-
-    sys.stderr.write("\n".join(map(printable, text.expandtabs().split("\n"))))
+    sys.stderr.write(escaped(text.expandtabs()))
 
 
 def _parser() -> argparse.ArgumentParser:

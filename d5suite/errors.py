@@ -10,6 +10,17 @@ import traceback
 from pathlib import Path
 
 
+def escaped(text: str, keep: str = "\n\t") -> str:
+    """Return a text for a terminal: control characters are escaped, but for those to keep.
+
+    Names in files of strangers may hold sequences that clear the screen, hide text or set the
+    title. Invisible and bidirectional characters are escaped, too.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 class D5Error(Exception):
     """Base class of all errors of d5suite.
 
@@ -31,7 +42,7 @@ class D5Error(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n  {self.hint}" if self.hint else text
+        return escaped(f"{text}\n  {self.hint}" if self.hint else text)
 
 
 class NetworkError(D5Error):
@@ -79,9 +90,9 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, D5Error):
         return str(error)
     if isinstance(error, MemoryError):
-        return f"out of memory: {error}\n  Ask for less, such as a smaller --batch-size."
+        return escaped(f"out of memory: {error}") + "\n  Ask for less, such as a smaller --batch-size."
     entries = traceback.format_tb(error.__traceback__)[-TRACEBACK_ENTRIES:]
-    return "".join([*traceback.format_exception_only(error), *entries]).rstrip()
+    return escaped("".join([*traceback.format_exception_only(error), *entries]).rstrip())
 
 
 def calling_file(own: str) -> Path:

@@ -43,11 +43,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _run(options: argparse.Namespace) -> int:
     import json
 
-    from rich.console import Console
-
     from d5suite.models.advice import advise
     from d5suite.models.machine import read_machine
     from d5suite.models.transformer import PREFIX, parse_transformer
+    from d5suite.report.console import Console
 
     for name in ("nodes", "batch", "top"):
         if not 1 <= getattr(options, name) < 2**20:

@@ -13,8 +13,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from d5suite.report.backends import show_backends
+    from d5suite.report.console import Console
 
     show_backends(Console(markup=False), operators=options.operators)

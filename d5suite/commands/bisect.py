@@ -34,10 +34,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Search for the revision and print it; return the exit code."""
-    from rich.console import Console
-
     from d5suite.pytest_plugin.bisect import find_culprit
     from d5suite.report.comparison_formats import show_comparison
+    from d5suite.report.console import Console
     from d5suite.report.verdicts import Exit, RunComparison
     from d5suite.session.tools import installed_from, subject
 

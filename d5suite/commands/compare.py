@@ -55,9 +55,8 @@ def add_formats(command: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from d5suite.report.compare import show
+    from d5suite.report.console import Console
 
     check_formats(options, options.results)
     if options.measure_between_runs:
@@ -78,8 +77,7 @@ _OF_TWO = ("force", "thresholds", "between_runs", "json", "markdown", "junit")
 
 
 def _measure_between_runs(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
+    from d5suite.report.console import Console
     from d5suite.report.repeats import repeats_of, show_repeats
     from d5suite.report.runs import read_run
 
@@ -131,10 +129,9 @@ def announce(found: RunComparison, options: argparse.Namespace) -> None:
     """Show a comparison, or write it in the requested formats."""
     import json
 
-    from rich.console import Console
-
     from d5suite.files import write_bytes
     from d5suite.report.comparison_formats import show_comparison, to_json, to_junit, to_markdown
+    from d5suite.report.console import Console
 
     formats = {
         options.json: lambda: (json.dumps(to_json(found), indent=1, allow_nan=False) + "\n").encode(),

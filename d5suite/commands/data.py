@@ -6,6 +6,8 @@ import argparse
 
 from d5suite.files import given_path
 
+from d5suite.errors import escaped
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command and its actions."""
@@ -60,7 +62,7 @@ def _verify(options: argparse.Namespace) -> int:
         verdict = f"{split.differences:,} differences" if split.differences else f"same, sha256 {split.digest[:16]}"
         print(f"{split.split}: {split.images:,} images in both, {split.size:,} bytes: {verdict}")
         for difference in split.named:
-            print(f"  {difference}")
+            print(escaped(f"  {difference}"))
         if split.differences > len(split.named):
             print("  ...")
     return 1 if differences else 0

@@ -47,9 +47,9 @@ def _history_add(options: argparse.Namespace) -> int:
             how = "were kept before" if kept.known else "kept"
             print(printable(f"{result}: {kept.benchmarks} benchmarks {how} in {kept.path}"))
         for each in kept.left_out:
-            print(f"  left out: {each}")
+            print(printable(f"  left out: {each}"))
         for each in kept.noted:
-            print(f"  note: {each}")
+            print(printable(f"  note: {each}"))
         if kept.wrong:
             codes.append(Exit.WRONG_ANSWER)
         elif kept.path is None:
@@ -58,8 +58,7 @@ def _history_add(options: argparse.Namespace) -> int:
 
 
 def _history_show(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
+    from d5suite.report.console import Console
     from d5suite.report.history import read, show
     from d5suite.report.thresholds import Thresholds, read_thresholds
 

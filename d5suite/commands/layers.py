@@ -10,9 +10,9 @@ from d5suite.errors import ConfigurationError
 from d5suite.files import given_path
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
+    from d5suite.report.console import Console
     from d5suite.report.layers import Comparison, LayerRow
 
 TOP = 15
@@ -49,9 +49,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from d5suite.files import read_json, write_bytes, write_json
+    from d5suite.report.console import Console
     from d5suite.report.layers import comparisons
     from d5suite.report.layers_files import csv_of, json_of
     from d5suite.report.outputs import check_outputs

@@ -29,12 +29,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _run(options: argparse.Namespace) -> int:
     import json
 
-    from rich.console import Console
-
     from d5suite.network.analysis import analyse
     from d5suite.network.given_inputs import parse_inputs
     from d5suite.network.user_network import UserNetwork, load_user_network, parse_shapes
     from d5suite.network.zoo import build
+    from d5suite.report.console import Console
     from d5suite.report.network import cost_table, description, show_network
 
     for name, most in (("batch_size", 2**31 - 1), ("image_size", 2**16)):

@@ -12,8 +12,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
+    from d5suite.report.console import Console
     from d5suite.report.operators import show_operators
 
     show_operators(Console(markup=False))

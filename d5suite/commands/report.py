@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from d5suite.errors import ConfigurationError
+from d5suite.errors import ConfigurationError, escaped
 from d5suite.files import given_path
 
 
@@ -60,5 +60,5 @@ def _report(options: argparse.Namespace) -> int:
     left_out = [f"left out: {source.left_out}" for source in page.sources if source.left_out] + undrawn
     left_out += [f"left out: {source.name}, {each['message']}" for source in page.sources for each in source.refused]
     for each in left_out:
-        print(each, file=sys.stderr)
+        print(escaped(each), file=sys.stderr)
     return int(bool(left_out))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from d5suite.errors import ConfigurationError, D5Error, JobError
+from d5suite.errors import ConfigurationError, D5Error, JobError, escaped
 from d5suite.files import given_path, read_json
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.gather import Gathering, write_jobs
@@ -148,7 +148,7 @@ def _status(options: argparse.Namespace) -> int:
     statuses = job_statuses(run)
     print(f"run: {_shown(run.folder)}, of {run.owner}, {run.created}")
     for status in statuses:
-        print(f"  {status.name}: {describe(run, status)}")
+        print(escaped(f"  {status.name}: {describe(run, status)}"))
     left = [status for status in statuses if not status.complete]
     if left and all(status.ended for status in statuses):
         print(f"submit what is missing: d5suite slurm run --resume {_shown(run.folder)}")
@@ -264,7 +264,7 @@ def _gather(run: SlurmRun, statuses: list[JobStatus], out: Path, gathering: Gath
     code = gathering.gather()
     missing = [status for status in statuses if not status.complete]
     for status in missing:
-        print(f"missing: {status.name}: {describe(run, status)}")
+        print(escaped(f"missing: {status.name}: {describe(run, status)}"))
     if out.exists():
         print(f"result: {_shown(out)}")
     return code or (1 if missing else 0)
@@ -281,9 +281,9 @@ class _ProgressLine:
             if status.ended and status.name not in self._reported and (status.settled or not status.complete):
                 self._reported.add(status.name)
                 self.clear()
-                print(f"  {status.name}: {describe(self.run, status)}", flush=True)
+                print(escaped(f"  {status.name}: {describe(self.run, status)}"), flush=True)
         if remark and not self._remark and not self.terminal:
-            print(f"  {remark}", flush=True)
+            print(escaped(f"  {remark}"), flush=True)
         self._remark = remark
         if self.terminal:
             counts = Counter(self._word(status) for status in statuses)

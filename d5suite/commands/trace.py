@@ -9,8 +9,7 @@ from d5suite.errors import ConfigurationError
 from d5suite.files import given_path
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from d5suite.report.console import Console
     from d5suite.traces.analysis import Analysis
 
 WHERE = "an OTF2 archive, a recording, the folder of one, an HDF5 file, or a framework's profile (.json, .json.gz, .pb)"
@@ -44,9 +43,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from d5suite.files import check_writable, write_json
+    from d5suite.report.console import Console
     from d5suite.traces.analysis import analyse
     from d5suite.traces.reading import read_trace
 
@@ -55,7 +53,7 @@ def _analyze(options: argparse.Namespace) -> int:
     found = analyse(read_trace(options.trace), step=options.step)
     if options.json:
         write_json(options.json, found.to_dict())
-    show(found, Console())
+    show(found, Console(markup=False, highlight=False))
     return 0
 
 
@@ -114,17 +112,16 @@ def _show(options: argparse.Namespace) -> int:
 def show(found: Analysis, console: Console) -> None:
     """Print an analysis as tables."""
     import rich.table
-    from rich.markup import escape
 
     from d5suite.report.timeline.tables import headline, remarks, tables
 
-    console.print(headline(found), highlight=False)
+    console.print(headline(found))
     for each in tables(found, rows=ROWS):
         table = rich.table.Table(box=None, pad_edge=False)
         for number, column in enumerate(each.columns):
             table.add_column(column, justify="right" if number else "left")
         for row in each.rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*row)
         console.print(table)
     for remark in remarks(found):
-        console.print(escape(remark), highlight=False)
+        console.print(remark)

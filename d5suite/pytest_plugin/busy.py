@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from d5suite.errors import escaped
 from d5suite.pytest_plugin import stash
 from d5suite.pytest_plugin.progress import progress_of
 from d5suite.pytest_plugin.settings import elsewhere, settings
@@ -48,7 +49,7 @@ def tell(config: pytest.Config) -> None:
     if chosen.wait_quiet_s is None:
         lines.append("to wait for a quiet machine first, give --wait-quiet")
     for line in lines:
-        reporter.write_line(f"d5suite: {line}", yellow=True)
+        reporter.write_line(f"d5suite: {escaped(line)}", yellow=True)
 
 
 def _duration(seconds: float) -> str:

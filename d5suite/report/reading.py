@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from d5suite.errors import ConfigurationError, JobError
+from d5suite.errors import ConfigurationError, JobError, escaped
 from d5suite.files import read_json
 from d5suite.measurements import discover
 from d5suite.measurements.tables import Table
@@ -299,9 +299,7 @@ def printable(value: Any) -> Any:
 
 
 def _escaped(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return escaped(text, keep="")
 
 
 def read_benchmarks(

@@ -315,3 +315,24 @@ def test_a_file_that_d5suite_does_not_read_is_measured_by_what_reads_it(tmp_path
     assert bench["name"] == "test_inference[onnxruntime]" and found["macs"] is None
     assert found["warnings"] == ["the file is run as it is written, because d5suite does not read it"]
     assert "d5suite does not read loop.onnx: control flow is not supported" in " ".join(done.stdout.split())
+
+
+def test_a_terminal_obeys_no_name_in_a_network_and_no_exception(tmp_path: Path) -> None:
+    """A node that no backend has, and a recipe that fails."""
+    evil = "\x1b[2J\x1b]0;x\x07\u202e"
+    info, kind = helper.make_tensor_value_info, TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["y"], f"node{evil}")],
+        "odd",
+        [info("x", kind, [1, 4])],
+        [info("y", TensorProto.INT64, None)],
+    )
+    path = tmp_path / "odd.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    (tmp_path / "test_odd.py").write_text(f"from d5suite import Recipe\nraise RuntimeError({evil!r})\n")
+    more = ("--backend", "torch", "-k", "inference", "-v", "-rs", "--continue-on-collection-errors")
+    done = _measure(tmp_path, "test_odd.py", "--network", str(path), *more)
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert "NonZero (node node\\x1b[2J" in said and "RuntimeError: \\x1b[2J" in said, said
+    assert not {"\x1b", "\x07", "\u202e"} & set(said)
