@@ -98,7 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cases": {
         "cases", "passes", "measurements", "backends", "distributed", "levels", "network", "custom", "optimizers",
-        "data", "job", "errors",
+        "data", "instruments", "job", "errors",
     },
     "session": {
         "session", "cases", "passes", "measurements", "backends", "launch", "job", "instruments", "statistics",

@@ -326,9 +326,9 @@ class Recipe(Case, Declaration):
         """Raise `ConfigurationError` if the inputs of one batch exceed the free memory."""
         if settings.elsewhere is not None:
             return
-        import psutil
+        from d5suite.instruments.control_groups import available_memory
 
-        free = min(settings.memory_bytes, psutil.virtual_memory().available)
+        free = min(settings.memory_bytes, available_memory())
         if batch * sample_bytes > free:
             raise ConfigurationError(
                 f"a batch of {batch:,} needs {batch * sample_bytes / 2**30:,.1f} GiB for its inputs alone, and "

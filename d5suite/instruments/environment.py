@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.instruments.clock import measure_clock
+from d5suite.instruments.control_groups import control_groups, memory_limit
 from d5suite.instruments.gpus import describe_gpus
 from d5suite.instruments.nvml import hide_uuids
 from d5suite.instruments.threads import allowed_cpus
@@ -101,7 +102,7 @@ def cpu_quota() -> float | None:
     this process's group up to the root (cgroups(7)).
     """
     quotas: list[float] = []
-    for folder in cpu_control_groups():
+    for folder in control_groups("cpu"):
         try:
             if (folder / "cpu.max").exists():
                 quota, period = (folder / "cpu.max").read_text().split()
@@ -114,24 +115,6 @@ def cpu_quota() -> float | None:
         except (OSError, ValueError, ZeroDivisionError):
             continue
     return min(quotas, default=None)
-
-
-def cpu_control_groups() -> list[Path]:
-    """List the folders of this process's CPU control groups, innermost first."""
-    lines = [line.split(":", 2) for line in (read_text("/proc/self/cgroup") or "").splitlines()]
-    folders: list[Path] = []
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers == "":
-            roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
-        elif "cpu" in controllers.split(","):
-            roots = [Path("/sys/fs/cgroup") / controllers, Path("/sys/fs/cgroup/cpu")]
-        else:
-            continue
-        for root in roots:
-            group = root / path.lstrip("/")
-            folders += [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
-    with_cpu = [folder for folder in folders if (folder / "cpu.stat").exists()]
-    return list(dict.fromkeys(with_cpu))
 
 
 def read_text(path: str | Path) -> str | None:
@@ -219,7 +202,9 @@ def _describe_memory() -> dict[str, int]:
     import psutil
 
     try:
-        return {"total_bytes": psutil.virtual_memory().total, "swap_bytes": psutil.swap_memory().total}
+        found = {"total_bytes": psutil.virtual_memory().total, "swap_bytes": psutil.swap_memory().total}
+        limit = memory_limit()
+        return found if limit is None else {**found, "limit_bytes": limit}
     except OSError:
         return {}
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.instruments.clock import now
-from d5suite.instruments.environment import cpu_control_groups, current_frequency_mhz, read_text
+from d5suite.instruments.control_groups import available_memory, control_groups
+from d5suite.instruments.environment import current_frequency_mhz, read_text
 from d5suite.instruments.gpus import GpuSensors, gpu_states
 from d5suite.instruments.nvml import SLOWDOWNS, GpuState
 from d5suite.instruments.threads import allowed_cpus
@@ -180,8 +181,8 @@ def snapshot(*, gpu: bool = False, sensors: GpuSensors | None = None) -> Machine
     available: int | None = None
     swapped: int | None = None
     try:
-        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-        available, swapped = int(memory.available), int(swap.sin + swap.sout)
+        swap = psutil.swap_memory()
+        available, swapped = available_memory(), int(swap.sin + swap.sout)
     except (OSError, RuntimeError):
         missing.append("memory")
     pressure = {name: total for name in ("cpu", "memory", "io") if (total := _pressure_total(name)) is not None}
@@ -442,7 +443,7 @@ def _pressure_total(resource: str) -> float | None:
 def _throttled_seconds() -> float | None:
     """Return the longest time that a quota stopped a control group (v2 counts µs, v1 ns)."""
     seconds: list[float] = []
-    for folder in cpu_control_groups():
+    for folder in control_groups("cpu"):
         for line in (read_text(folder / "cpu.stat") or "").splitlines():
             name, _, value = line.partition(" ")
             if name in ("throttled_usec", "throttled_time") and value.isdigit():

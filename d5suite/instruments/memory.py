@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from d5suite.instruments.control_groups import available_memory, memory_limit
 from d5suite.instruments.gpus import free_gpu_memory
 from d5suite.instruments.nvml import used_gpu
 
@@ -46,6 +47,8 @@ def free_memory(device: str) -> dict[str, int]:
     import psutil
 
     found = {"in this machine's memory": int(psutil.virtual_memory().available)}
+    if memory_limit() is not None:
+        found["under the memory limit of this container or batch job"] = available_memory()
     if os.environ.get(MEMORY_LIMIT):
         used = psutil.Process().memory_info().rss
         found["under the limit of --job-memory"] = max(int(os.environ[MEMORY_LIMIT]) - used, 0)

@@ -42,7 +42,6 @@ def settings(config: pytest.Config) -> Settings:
     """Return the user's choices for the whole session; made once."""
     if stash.SETTINGS not in config.stash:
         from d5suite.cases.case import Settings
-        from d5suite.instruments.threads import allowed_cpus
 
         network = config.getoption("network")
         workers = config.getoption("loader_workers")
@@ -52,7 +51,7 @@ def settings(config: pytest.Config) -> Settings:
             preset=config.getoption("preset"),
             device=config.getoption("device"),
             precision=config.getoption("precision"),
-            threads=config.getoption("threads") or len(allowed_cpus()),
+            threads=config.getoption("threads") or default_threads(),
             seed=config.getoption("seed"),
             loader_workers=cores_of(config) if workers is None else workers,
             batch_size=config.getoption("batch_size"),
@@ -234,7 +233,15 @@ def cores_of(config: pytest.Config) -> int:
     from d5suite.instruments.threads import allowed_cpus
 
     cores = config.getoption("threads") if elsewhere(config) else len(allowed_cpus())
-    return max(1, min(config.getoption("threads") or cores, cores))
+    return max(1, min(config.getoption("threads") or default_threads(), cores))
+
+
+def default_threads() -> int:
+    """Return how many threads nothing stops: the allowed CPUs, or the container's quota."""
+    from d5suite.instruments.environment import cpu_quota
+    from d5suite.instruments.threads import allowed_cpus
+
+    return max(1, int(min(len(allowed_cpus()), cpu_quota() or math.inf)))
 
 
 def optimizer_of(text: str) -> Any:
@@ -259,10 +266,10 @@ def optimizer_of(text: str) -> Any:
 
 
 def memory_of(text: str) -> int:
-    """Return the bytes of a size such as 8G, 500M or 80%."""
-    import psutil
+    """Return the bytes of a size such as 8G, 500M or 80% (of what this process may use)."""
+    from d5suite.instruments.control_groups import total_memory
 
-    units = {"%": psutil.virtual_memory().total / 100, "G": 2**30, "M": 2**20}
+    units = {"%": total_memory() / 100, "G": 2**30, "M": 2**20}
     try:
         amount = float(text[:-1]) * units[text[-1].upper()]
     except (KeyError, ValueError, IndexError):

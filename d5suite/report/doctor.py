@@ -52,7 +52,9 @@ def show_doctor(console: Console, names: Collection[str] = ()) -> None:
         "cores",
         ", ".join(f"{cpu[f'{kind}_cores']} {kind}" for kind in ("physical", "logical") if cpu.get(f"{kind}_cores")),
     )
-    table.add_row("memory", f"{machine['memory'].get('total_bytes', 0) / 2**30:.1f} GiB")
+    memory = machine["memory"]
+    limit = f", of which {memory['limit_bytes'] / 2**30:.1f} GiB may be used" if "limit_bytes" in memory else ""
+    table.add_row("memory", f"{memory.get('total_bytes', 0) / 2**30:.1f} GiB{limit}")
     table.add_row("GPUs", ", ".join(gpu.get("name", "?") for gpu in machine["gpus"]) or "none found")
     table.add_row("Python", f"{sys.version.split()[0]} ({sys.executable})")
     for name, version in machine["distributions"].items():

@@ -231,7 +231,7 @@ def _error(checks: Sequence[Mapping[str, Any]]) -> float:
 def machine_of(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the facts that are equal for results of one kind of machine."""
     cpu, memory = (_table(environment.get(name)) for name in ("cpu", "memory"))
-    total = memory.get("total_bytes")
+    total = memory.get("limit_bytes", memory.get("total_bytes"))
     gpus = environment.get("gpus") or []
     named = {
         "CPU": cpu.get("model"),

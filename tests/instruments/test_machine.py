@@ -19,6 +19,7 @@ import pytest
 
 from d5suite.errors import ConfigurationError
 from d5suite.instruments import environment, gpus, machine, memory, quiet, threads
+from d5suite.instruments.control_groups import control_groups
 from d5suite.instruments.machine import Disturbance, MachineState, ProcessTimes, disturbance, snapshot
 from d5suite.instruments.nvml import GpuState
 
@@ -314,7 +315,7 @@ def test_the_cpu_quota_of_both_versions_of_control_groups(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(environment, "cpu_control_groups", lambda: [tmp_path])
+    monkeypatch.setattr(environment, "control_groups", lambda controller: [tmp_path])
     assert environment.cpu_quota() == expected
 
 
@@ -451,5 +452,5 @@ def test_a_thread_budget_is_a_whole_number(wrong: Any) -> None:
 
 
 def test_control_groups_are_folders_with_cpu_figures() -> None:
-    assert all((folder / "cpu.stat").exists() for folder in environment.cpu_control_groups())
-    assert all(isinstance(folder, Path) for folder in environment.cpu_control_groups())
+    assert all((folder / "cpu.stat").exists() for folder in control_groups("cpu"))
+    assert all(isinstance(folder, Path) for folder in control_groups("cpu"))
