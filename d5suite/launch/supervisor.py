@@ -11,6 +11,7 @@ import os
 import shlex
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from d5suite.files import locked
 from d5suite.job import Job, log_path
 from d5suite.launch.base import Launch, Outcome, describe_exit, tail_of, worker_environment
 from d5suite.launch.command import command
+from d5suite.launch.leftovers import MARK, end_marked
 from d5suite.launch.processes import family_memory, kill_group
 
 POLL_S = 0.25
@@ -52,6 +54,7 @@ class Supervisor:
         self._killed: str | None = None
         self._exceeded: int | None = None
         self._ran_s = 0.0
+        self._mark = uuid.uuid4().hex
         self._held = contextlib.ExitStack()
         self._held.enter_context(locked(path))
 
@@ -76,7 +79,8 @@ class Supervisor:
         with log.open("w", encoding="utf-8") as output:
             try:
                 process = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
+                    words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    env={**environment, MARK: self._mark},
                     cwd=self.launch.folder, pass_fds=pass_fds, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
@@ -175,6 +179,10 @@ class Supervisor:
         self._held.close()  # a worker that could not be killed exits now
         for each in self.processes:
             each.wait()
+        left = end_marked(self._mark, [each.pid for each in self.processes]) if self.processes else []
+        if left:
+            with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as log:
+                log.write(f"killed what the worker had started and left: {', '.join(left)}\n")
 
     def outcome(self) -> Outcome:
         """Return how the processes ended."""

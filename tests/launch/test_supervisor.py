@@ -46,6 +46,21 @@ def test_a_session_that_is_killed_takes_its_workers_along(
     wait_until(lambda: all(is_dead(each.pid) for each in family), "the workers' end")
 
 
+def _job(folder: Path, backend: str, network: Path, images: Path) -> Path:
+    path = folder / "by_hand.job.json"
+    path.write_text(json.dumps({
+        "schema": "d5suite-job-3", "backend": {"name": backend, "mode": "hangs"}, "device": "cpu",
+        "precision": "fp32", "threads": 1, "seed": 0,
+        "cases": [{
+            "kind": "network", "name": "by_hand", "preset": "smoke", "measurements": ["inference"], "batch_size": 4,
+            "network": {"onnx": str(network), "classes": 4, "image_size": 32}, "validation_steps": 1,
+            "dataset": {"kind": "imagenet", "root": str(images)},
+            "optimizer": {"name": "sgd", "learning_rate": 0.1},
+        }],
+    }))  # fmt: skip
+    return path
+
+
 def test_a_worker_whose_wrapper_ends_before_it_is_ended(
     imagenet_tree: Path, small_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,16 +68,25 @@ def test_a_worker_whose_wrapper_ends_before_it_is_ended(
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wrapper.py").write_text(WRAPPER)
-    job = tmp_path / "by_hand.job.json"
-    job.write_text(json.dumps({
-        "schema": "d5suite-job-3", "backend": {"name": "faulty", "mode": "hangs"}, "device": "cpu",
-        "precision": "fp32", "threads": 1, "seed": 0,
-        "cases": [{
-            "kind": "network", "name": "by_hand", "preset": "smoke", "measurements": ["inference"], "batch_size": 4,
-            "network": {"onnx": str(small_onnx), "classes": 4, "image_size": 32}, "validation_steps": 1,
-            "dataset": {"kind": "imagenet", "root": str(imagenet_tree)},
-            "optimizer": {"name": "sgd", "learning_rate": 0.1},
-        }],
-    }))  # fmt: skip
+    job = _job(tmp_path, "faulty", small_onnx, imagenet_tree)
     run_job(Job.load(job), job, Launch(Limits(60, 2**40), wrap=f"{sys.executable} wrapper.py leaves"))
     wait_until(lambda: is_dead(int((tmp_path / "worker.pid").read_text())), "the worker's end")
+
+
+def test_what_a_worker_leaves_in_a_session_of_its_own_is_ended_and_named(
+    imagenet_tree: Path, small_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker ends by itself: its job makes no sense."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrapper.py").write_text(
+        "import subprocess, sys\n"
+        "daemon = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open('daemon.pid', 'w').write(str(daemon.pid))\n"
+        "sys.exit(subprocess.call(sys.argv[1:]))\n"
+    )
+    job = _job(tmp_path, "nosuch", small_onnx, imagenet_tree)
+    run_job(Job.load(job), job, Launch(Limits(60, 2**40), wrap=f"{sys.executable} wrapper.py"))
+    pid = int((tmp_path / "daemon.pid").read_text())
+    wait_until(lambda: is_dead(pid), "the daemon's end")
+    log = (tmp_path / "by_hand.log").read_text()
+    assert f"killed what the worker had started and left: {pid} sleep" in log

@@ -15,13 +15,12 @@ from typing import Any
 
 import h5py
 import jsonschema
-import psutil
 import pytest
 
 from d5suite.backends import discover
 from d5suite.cases.recipe import Recipe
 from d5suite.validate.metrics import METRICS
-from tests.conftest import Run, is_dead, plugin_environment, run_recipe, run_several, write_recipe
+from tests.conftest import Run, is_dead, plugin_environment, run_recipe, run_several, wait_until, write_recipe
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "results" / "schema.json").read_text())
@@ -221,7 +220,7 @@ def test_a_hanging_worker_is_killed_with_all_its_children(run_pytest: Run, recip
     )  # fmt: skip
     assert done.returncode == 1
     assert "did not finish within 15 s (--job-timeout)" in done.stdout
-    assert not psutil.pid_exists(int(pid_file.read_text())) or is_dead(int(pid_file.read_text()))
+    wait_until(lambda: all(is_dead(int(pid)) for pid in pid_file.read_text().split()), "the end of both children")
 
 
 def test_a_worker_over_its_memory_is_killed(run_pytest: Run, recipe_folder: Path) -> None:

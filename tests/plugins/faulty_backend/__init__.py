@@ -48,7 +48,7 @@ BACKEND = Backend(
         "third": "takes 512 MiB, which it keeps, in its third call",
         "later": "takes 512 MiB, which it keeps, once it is timed",
         "builds": "compiles for a second where it is made",
-        "orphan": "leaves a child process behind and hangs",
+        "orphan": "leaves two child processes behind, one in a session of its own, and hangs",
         "engine": "runs on a framework that is not there",
         "exclusive": "needs a process of its own",
     },

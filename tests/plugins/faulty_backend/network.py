@@ -103,9 +103,10 @@ def _misbehave(mode: str) -> None:
     if mode == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if mode == "orphan":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        children = [subprocess.Popen(sleep, start_new_session=apart) for apart in (False, True)]
         with open(os.environ["ORPHAN_PID_FILE"], "w") as file:
-            file.write(str(child.pid))
+            file.write(" ".join(str(child.pid) for child in children))
         threading.Event().wait()
     if mode == "hangs":
         threading.Event().wait()
