@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from d5suite.commands.compare import add_formats, announce, check_formats
 from d5suite.errors import ConfigurationError
 from d5suite.files import given_path
+from d5suite.launch.signals import uninterrupted
 
 if TYPE_CHECKING:
     from d5suite.pytest_plugin.ab import Compared
@@ -100,7 +101,8 @@ def _run(options: argparse.Namespace) -> int:
     check_formats(options)
     found = measure(options, (options.a, options.b), benchmark_selection(options))
     if not found.interrupted or found.comparison.verdicts:
-        announce(found.comparison, options)
+        with uninterrupted():
+            announce(found.comparison, options)
     if found.interrupted:
         raise KeyboardInterrupt
     return int(found.comparison.exit)

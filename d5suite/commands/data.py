@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from d5suite.files import given_path
-
 from d5suite.errors import escaped
+from d5suite.files import given_path
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -10,8 +10,11 @@ Imports the standard library, `d5suite.statistics` and its neighbours in ``d5sui
 from __future__ import annotations
 
 import gc
+import math
+import os
 import random
 import statistics as stdlib_statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +24,7 @@ from typing import Any, Literal
 from d5suite.errors import ConfigurationError
 from d5suite.instruments.clock import Clock, now
 from d5suite.instruments.events import EventLog
-from d5suite.instruments.settings import InTurns, SamplingSettings, Turns
+from d5suite.instruments.settings import SHARE_OF_LIMIT, TIME_LIMIT, InTurns, SamplingSettings, Turns
 from d5suite.instruments.warmup import WARMUP_BLOCK_CALLS, still_falls, warm_up
 from d5suite.statistics.intervals import count_outliers, drift, interval_ranks, median_interval, relative_half_width
 from d5suite.statistics.ratios import ratios_of
@@ -60,8 +63,8 @@ class Samples:
     steady : bool
         Whether warm-up ended because times stopped falling, and the samples do not fall.
     stopped_by : {"precision", "time", "rounds"}
-        Why sampling ended: precise enough, out of time (with at least ``min_rounds``), or
-        ``max_rounds``; in turns, as many as were asked for.
+        Why sampling ended: precise enough, out of time (with at least ``min_rounds``, or near the
+        time limit of the process), or ``max_rounds``; in turns, as many as were asked for.
     confidence : float
         Requested confidence of the interval in `to_dict`.
     device_s : list of float
@@ -165,19 +168,19 @@ def sample(
             return Samples(first_call_s, warmup_s, samples_s, steady, "rounds", settings.confidence)
         samples_s = []
         end = clock() + settings.max_time_s
-        next_check = settings.min_rounds
+        last, next_check = last_start(clock), settings.min_rounds
         stopped_by: StopReason | None = None
         while stopped_by is None:
             samples_s.append(call())
             count = len(samples_s)
-            if count < settings.min_rounds:
+            if count < settings.min_rounds and clock() < last:
                 continue
             if count >= next_check:
                 next_check = int(count * CHECK_GROWTH) + 1
                 if relative_half_width(samples_s, settings.confidence) <= settings.relative_precision:
                     stopped_by = "precision"
             if stopped_by is None:
-                stopped_by = _out_of_budget(count, settings, clock() >= end)
+                stopped_by = _out_of_budget(count, settings, clock() >= min(end, last))
     return Samples(
         first_call_s,
         warmup_s,
@@ -343,14 +346,14 @@ def sample_alternating(
         _collect_before_warming_up()
         warm = {name: warm_up(calls[name], settings) for name in order}
         end = clock() + settings.max_time_s * len(steps)
-        next_check = settings.min_rounds
+        last, next_check = last_start(clock), settings.min_rounds
         stopped_by: StopReason | None = None
         while stopped_by is None:
             shuffle(order)
             for name in order:
                 times[name].append(calls[name]())
             count = len(times[reference])
-            if count < settings.min_rounds:
+            if count < settings.min_rounds and clock() < last:
                 continue
             if count >= next_check:
                 next_check = int(count * CHECK_GROWTH) + 1
@@ -361,7 +364,7 @@ def sample_alternating(
                 ):
                     stopped_by = "precision"
             if stopped_by is None:
-                stopped_by = _out_of_budget(count, settings, clock() >= end)
+                stopped_by = _out_of_budget(count, settings, clock() >= min(end, last))
     return {
         name: Samples(
             first[name],
@@ -458,6 +461,19 @@ def _collect_before_warming_up() -> None:
     2.7 ms instead of 1.5 ms).
     """
     gc.collect()
+
+
+def last_start(clock: Clock) -> float:
+    """Return when the last sample may start, by the clock, to be proved within the time limit.
+
+    The limit is in the environment (`TIME_LIMIT`), and counts from the start of this process.
+    """
+    limit = os.environ.get(TIME_LIMIT)
+    if not limit:
+        return math.inf
+    import psutil
+
+    return clock() + SHARE_OF_LIMIT * float(limit) - (time.time() - psutil.Process().create_time())
 
 
 def _out_of_budget(count: int, settings: SamplingSettings, time_is_up: bool) -> StopReason | None:

@@ -8,6 +8,16 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from d5suite.errors import ConfigurationError
 
+MOST_ROUNDS = 1_000_000
+"""Largest ``min_rounds``: a result of more samples would be too large to read."""
+
+TIME_LIMIT = "D5SUITE_TIME_LIMIT"
+"""Environment variable: seconds that this process may run."""
+
+SHARE_OF_LIMIT = 0.75
+"""Share of the time limit after which no sample starts: the rest is for proving what was timed, so
+that a result is saved."""
+
 
 @dataclass(frozen=True)
 class SamplingSettings:
@@ -16,7 +26,8 @@ class SamplingSettings:
     The fields correspond to pytest-benchmark's options:
 
     ================================= ==============================================================
-    ``--benchmark-min-rounds``        ``min_rounds``: always honoured, however long it takes
+    ``--benchmark-min-rounds``        ``min_rounds``: honoured, however long it takes, until
+                                      `SHARE_OF_LIMIT` of the process's time limit is spent
     ``--benchmark-max-time``          ``max_time_s``: after ``min_rounds``, no sample starts later
     ``--benchmark-precision``         ``relative_precision``
     ``--benchmark-warmup``            ``warmup``: ``auto`` warms up until steady; ``on`` for
@@ -34,7 +45,7 @@ class SamplingSettings:
     Parameters
     ----------
     min_rounds : int
-        Fewest samples, at least 1. Fewer than 6 give no 95% interval of the median.
+        Fewest samples, from 1 to `MOST_ROUNDS`. Fewer than 6 give no 95% interval of the median.
     max_time_s : float
         Time for sampling in seconds, including time between samples.
     max_rounds : int
@@ -67,7 +78,11 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         for name, accepted, meaning in (
-            ("min_rounds", _is_count(self.min_rounds, 1), "a whole number, at least 1"),
+            (
+                "min_rounds",
+                _is_count(self.min_rounds, 1) and self.min_rounds <= MOST_ROUNDS,
+                f"a whole number from 1 to {MOST_ROUNDS:,}",
+            ),
             ("max_rounds", _is_count(self.max_rounds, 1), "a whole number, at least 1"),
             ("max_time_s", _is_number(self.max_time_s) and 0 <= self.max_time_s < float("inf"), "seconds, 0 or more"),
             ("relative_precision", _is_number(self.relative_precision) and self.relative_precision >= 0, "0 or more"),

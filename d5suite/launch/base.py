@@ -14,6 +14,7 @@ from pathlib import Path
 
 from d5suite.errors import ConfigurationError
 from d5suite.instruments.memory import MEMORY_LIMIT
+from d5suite.instruments.settings import TIME_LIMIT
 from d5suite.instruments.threads import thread_environment
 from d5suite.job import Job
 
@@ -137,6 +138,7 @@ def worker_environment(job: Job, launch: Launch) -> dict[str, str]:
     environment |= thread_environment(max(1, job.threads // job.ranks))
     environment |= {
         "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", MEMORY_LIMIT: str(launch.limits.memory_bytes),
+        TIME_LIMIT: str(launch.limits.seconds),
     }  # fmt: skip
     if job.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""

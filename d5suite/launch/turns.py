@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.errors import JobError
+from d5suite.instruments.settings import SHARE_OF_LIMIT
 from d5suite.job import Job
 from d5suite.launch.base import Launch, worker_environment
 from d5suite.launch.processes import is_running
@@ -93,6 +94,11 @@ class TurnWorker(Supervisor):
         self.took_s = float(took_s)
         self.sample_s = self.took_s / count
         return list(map(float, samples))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the rest of the time limit is needed to prove what was timed."""
+        return self._ran_s > SHARE_OF_LIMIT * self.launch.limits.seconds
 
     def rest(self) -> None:
         """Wait until none of the worker's threads runs, at most `REST_S` seconds."""

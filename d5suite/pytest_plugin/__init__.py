@@ -17,6 +17,8 @@ pytest-benchmark only, and imports no framework.
 `saving`         JSON, series and pictures, put in place whole
 `storage`        what pytest-benchmark reads and writes itself, checked before measuring
 `interrupts`     finished results survive interrupts
+`escapes`        what is printed is safe for a terminal
+`output`         output that nobody reads any more is discarded
 `missing`        missing results are reported
 `stash`          what these parts keep in pytest's configuration
 `selected_tests` the tests that a command line selects, without measuring
@@ -32,7 +34,12 @@ from d5suite.pytest_plugin.collection import (
     pytest_generate_tests,
     pytest_pycollect_makeitem,
 )
-from d5suite.pytest_plugin.interrupts import pytest_runtestloop
+from d5suite.pytest_plugin.escapes import pytest_make_collect_report
+from d5suite.pytest_plugin.interrupts import (
+    pytest_runtest_logreport,
+    pytest_runtest_logstart,
+    pytest_runtestloop,
+)
 from d5suite.pytest_plugin.missing import pytest_sessionfinish
 from d5suite.pytest_plugin.options import pytest_addoption, pytest_configure
 from d5suite.pytest_plugin.progress import (
@@ -49,8 +56,11 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_generate_tests",
+    "pytest_make_collect_report",
     "pytest_pycollect_makeitem",
     "pytest_report_teststatus",
+    "pytest_runtest_logreport",
+    "pytest_runtest_logstart",
     "pytest_runtest_makereport",
     "pytest_runtestloop",
     "pytest_sessionfinish",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from d5suite.errors import ConfigurationError
 from d5suite.pytest_plugin import stash
-from d5suite.pytest_plugin.interrupts import KILLING
+from d5suite.pytest_plugin.interrupts import Interrupts
+from d5suite.pytest_plugin.output import discard_dead_output
 from d5suite.pytest_plugin.selected_tests import BenchmarkSelection, SelectedTests, name_of
 from d5suite.report.formats import figure
 from d5suite.report.pair_verdicts import Paired, compare_pairs, side_of
@@ -75,8 +75,9 @@ def compare_sides(
         If a side cannot be made, or there is nothing to measure.
     """
     with contextlib.ExitStack() as stack:
-        for each in KILLING:  # as Ctrl-C: nothing is left behind, and what is finished is told
-            stack.callback(signal.signal, each, signal.signal(each, _interrupt))
+        interrupts = Interrupts()  # nothing is left behind, and what is finished is told
+        stack.callback(interrupts.restore)
+        interrupts.install()
         sides = [
             stack.enter_context(prepared_side(spec, option)) for spec, option in zip(specs, ("--a", "--b"), strict=True)
         ]
@@ -104,10 +105,6 @@ def compare_sides(
         except KeyboardInterrupt:
             interrupted = True
         return Compared(compare_pairs(specs, found, thresholds, force=force, notes=notes), interrupted)
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _lost(sides: tuple[Side, Side], selection: BenchmarkSelection) -> dict[str, Paired]:
@@ -177,4 +174,5 @@ def _side(name: str, found: MeasurementResult, table: Table) -> Entry | Failed:
 
 
 def _tell(what: str) -> None:
+    discard_dead_output()
     print(f"d5suite ab: {printable(what)}", file=sys.stderr, flush=True)

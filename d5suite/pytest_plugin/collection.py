@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from d5suite.errors import D5Error
+from d5suite.errors import D5Error, escaped
 from d5suite.launch.base import interpreter
 from d5suite.pytest_plugin import busy, stash
 from d5suite.pytest_plugin.measuring import measured, schedule
@@ -173,7 +173,7 @@ def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
 
     backends, faults = discover()
     for fault in faults.values():
-        warnings.warn(pytest.PytestWarning(f"left out: {fault.what}"), stacklevel=1)
+        warnings.warn(pytest.PytestWarning(escaped(f"left out: {fault.what}")), stacklevel=1)
     for backend in backends.values():
         reason = None
         try:

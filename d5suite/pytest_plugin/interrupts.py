@@ -1,21 +1,81 @@
-"""Interrupts: what was finished before Ctrl-C, a signal or ``-x`` is saved."""
+"""Interrupts: what was finished before Ctrl-C, a signal or ``-x`` is saved.
+
+The first signal ends the run as Ctrl-C does, and later ones are ignored until all is saved: a
+second Ctrl-C, or the second SIGTERM that ``timeout`` sends, would lose results.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import math
 import signal
 import threading
+import time
 from collections.abc import Generator
 from itertools import zip_longest
-from typing import NoReturn
+from typing import Any
 
 import pytest
 
 from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin.output import discard_dead_output
 from d5suite.pytest_plugin.progress import progress_of
 
-KILLING = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a run as Ctrl-C does, so that its results are saved."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a run so that its results are saved."""
+
+PATIENCE_S = 10.0
+"""Seconds after a signal until another one interrupts again, unless results are being saved.
+Otherwise code that catches the first interrupt and goes on could only be killed."""
+
+
+class Interrupts:
+    """Handles `SIGNALS`: the first one raises `KeyboardInterrupt`, later ones are ignored.
+
+    Signals that the user ignores, as under ``nohup``, or handles, stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+        self._latest_s, self._holds = -math.inf, False
+
+    def install(self) -> None:
+        """Handle signals from now on; in another thread than the main one, do nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for each in SIGNALS:
+            if signal.getsignal(each) in (signal.SIG_DFL, signal.default_int_handler):
+                self._before[each] = signal.signal(each, self)
+
+    def hold(self) -> None:
+        """Ignore all signals from now on: results are being saved."""
+        self._holds = True
+
+    def restore(self) -> None:
+        """Restore the handlers of before."""
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def end(self) -> None:
+        """Restore the handlers, except after an interrupt: the process ends, and all was saved."""
+        if self._latest_s == -math.inf:
+            self.restore()
+        else:
+            self._holds = False
+            atexit.register(self._ignore)
+
+    def _ignore(self) -> None:
+        for each in self._before:  # Python restores the default, which would change the exit code
+            signal.signal(each, signal.SIG_IGN)
+
+    def __call__(self, number: int, frame: object) -> None:
+        """Handle a signal."""
+        discard_dead_output()
+        now = time.monotonic()
+        if not self._holds and now - self._latest_s > PATIENCE_S:
+            self._latest_s = now
+            raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -30,33 +90,30 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         write_jobs(config)
         session.items.clear()
         return (yield)
-    for each in KILLING:
-        if signal.getsignal(each) is signal.SIG_DFL:
-            _handle(config, each, _interrupt)
+    interrupts = Interrupts()
+    config.add_cleanup(interrupts.end)
+    interrupts.install()
     try:
         return (yield)
     except BaseException:
-        _finish(config)
+        interrupts.hold()
+        discard_dead_output()
         _replay_finished(session)
         raise
     finally:
-        _finish(config)
+        interrupts.hold()
 
 
-def _handle(config: pytest.Config, number: signal.Signals, handler: object) -> None:
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(number, handler)  # type: ignore[arg-type]
-        config.stash[stash.SIGNALS].callback(signal.signal, number, before)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart() -> None:
+    """Keep pytest from writing to a terminal that is gone."""
+    discard_dead_output()
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
-
-def _finish(config: pytest.Config) -> None:
-    """Ignore signals until the results are saved: a second Ctrl-C would lose them."""
-    for each in (signal.SIGINT, *KILLING):
-        _handle(config, each, signal.SIG_IGN)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport() -> None:
+    """Keep pytest from writing to a terminal that is gone."""
+    discard_dead_output()
 
 
 def _replay_finished(session: pytest.Session) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from d5suite.pytest_plugin.output import discard_dead_output
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,31 +55,41 @@ class LiveLines:
         """
         self._what, self._left_s, self._shown_s = what, left_s, time.monotonic()
         self._results, self._rests = _table(medians), rests
-        if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
+        discard_dead_output()
+        with contextlib.suppress(OSError):
+            if self._live is None:
+                self._live = self._begin()
+            self._live.refresh()
 
-            console = Console(file=sys.__stderr__, markup=False, highlight=False, emoji=False)
-            self._live = Live(
-                self, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-            )
-            print("\r\033[K", end="", file=sys.__stderr__, flush=True)  # pytest has begun a line
-            self._live.start()
-            console.show_cursor(True)
-            self._ended = threading.Event()
-            threading.Thread(target=self._refresh, args=(self._live, self._ended), daemon=True).start()
-        self._live.refresh()
+    def _begin(self) -> Live:
+        """Put the lines below what pytest has written, and refresh them from time to time."""
+        from rich.live import Live
+
+        from d5suite.report.console import Console
+
+        console = Console(file=sys.__stderr__, markup=False, highlight=False, emoji=False)
+        live = Live(
+            self, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        print("\r\033[K", end="", file=sys.__stderr__, flush=True)  # pytest has begun a line
+        live.start()
+        console.show_cursor(True)
+        self._ended = threading.Event()
+        threading.Thread(target=self._refresh, args=(live, self._ended), daemon=True).start()
+        return live
 
     def clear(self) -> None:
         """Remove the lines."""
         if self._live is not None:
+            live, self._live = self._live, None
             self._ended.set()
-            self._live.stop()
-            self._live = None
+            with contextlib.suppress(OSError):
+                live.stop()
 
     def _refresh(self, live: Live, ended: threading.Event) -> None:
         while not ended.wait(REFRESH_S * (RARELY if self._rests else 1)):
-            live.refresh()
+            with contextlib.suppress(OSError):
+                live.refresh()
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group

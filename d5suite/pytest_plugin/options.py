@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shlex
@@ -66,7 +65,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     precisions = ["fp32", "bf16", "fp16", "fp64"]  # d5suite.levels.backend has these too, but imports NumPy
     group.addoption("--precision", default="fp32", choices=precisions, help="default: %(default)s")
-    group.addoption("--threads", type=int, metavar="N", help="CPU threads per framework (default: every allowed CPU)")
+    group.addoption(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads per framework (default: every allowed CPU, up to a container's quota)",
+    )
     group.addoption("--batch-size", type=int, metavar="N", help="images per batch (default: the preset's)")
     group.addoption(
         "--optimizer",
@@ -121,7 +125,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--job-memory",
         default="90%",
         metavar="SIZE",
-        help="memory limit of a worker: 8G, 500M or 80%% of all memory (default: 90%%)",
+        help="memory limit of a worker: 8G, 500M or 80%% of all memory, or of what a container may use (default: 90%%)",
     )
     group.addoption(
         "--ranks",
@@ -188,7 +192,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[stash.RESULTS] = []
     config.stash[stash.REMARKS] = []
     config.stash[stash.DESELECTED] = {}
-    config.stash[stash.SIGNALS] = contextlib.ExitStack()
     # Registered after pytest-benchmark, whose saving it wraps, and before pytest's reporter.
     config.pluginmanager.register(saving, "d5suite-saving")
     path = config.getoption("benchmark_json", None)

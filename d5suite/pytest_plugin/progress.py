@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from d5suite.errors import escaped
 from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin.escapes import make_safe
 from d5suite.pytest_plugin.estimate import JobName, TimeEstimate
 from d5suite.pytest_plugin.live import LiveLines
+from d5suite.pytest_plugin.output import discard_dead_output
 from d5suite.pytest_plugin.settings import benchmark_options
 
 MOST_ROWS = 12
@@ -158,6 +161,7 @@ def pytest_runtest_makereport(
     target = stash.target(item)
     if target is None:
         return report
+    make_safe(report)
     report.user_properties.append(("d5suite", True))
     if item.get_closest_marker("skip") is not None:
         return report
@@ -172,6 +176,7 @@ def pytest_runtest_makereport(
     rows = progress.add(job, item.nodeid, _row(target, info, report.outcome), failed=report.failed)
     reporter: Any = item.config.pluginmanager.getplugin("terminalreporter")
     if rows and reporter is not None:
+        discard_dead_output()
         reporter.write(rows)
     return report
 
@@ -202,7 +207,7 @@ def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -
     return None
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, Any]:
     """Leave d5suite's results out of pytest-benchmark's table, unless an option asks for that."""
     groups = yield
@@ -214,6 +219,7 @@ def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Write the table of results, remarks, and the folder of the job files."""
+    discard_dead_output()
     records = [each["extra_info"]["d5suite"] for each in config.stash[stash.RESULTS]]
     if config.stash[stash.RESULTS] and not config.getoption("benchmark_quiet", False):
         _write_table(terminalreporter, config)
@@ -225,14 +231,13 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if (exitstatus or remarks) and stash.SESSION in config.stash:
         remarks.append(f"job files, with results: {config.stash[stash.SESSION].folder}")
     for remark in remarks:
-        terminalreporter.write_line(f"d5suite: {remark}")
+        terminalreporter.write_line(f"d5suite: {escaped(remark)}")
 
 
 def _write_table(terminalreporter: Any, config: pytest.Config) -> None:
-    from rich.console import Console
-
     from d5suite.pytest_plugin.saving import add_derived
     from d5suite.report.compare import read_benchmarks, show_results
+    from d5suite.report.console import Console
 
     results = config.stash[stash.RESULTS]
     add_derived([each["extra_info"]["d5suite"] for each in results], config)

@@ -211,11 +211,13 @@ MISSED = ".missed.h5"
 """Suffix of a file with partial results of failures."""
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any] | None:
     """Ask nothing about this machine where `_as_measured` will say which ones measured."""
     return {} if config.stash[stash.RESULTS] and settings(config).from_jobs is not None else None
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Make the JSON strictly valid, describe its measurements, write series and plots.
 
@@ -446,7 +448,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     finally:
         if destination is not None:
             destination.discard()
-        config.stash[stash.SIGNALS].close()
         if stash.SESSION in config.stash:
             config.stash[stash.SESSION].close()
     if faults:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -71,9 +70,6 @@ MACHINE = pytest.StashKey["MachineState"]()
 
 REMARKS = pytest.StashKey["list[str]"]()
 """Remarks at the end of the run, beside its results."""
-
-SIGNALS = pytest.StashKey[contextlib.ExitStack]()
-"""Restores the signal handlers once results are saved."""
 
 KEPT = pytest.StashKey["dict[str, Kept]"]()
 

@@ -24,6 +24,7 @@ from d5suite.errors import D5Error, describe_error
 from d5suite.instruments.memory import free_memory
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Job
+from d5suite.launch.signals import uninterrupted
 from d5suite.launch.turns import TurnWorker, require_same
 from d5suite.session.record import with_samples
 from d5suite.session.results import MeasurementResult, Wanted
@@ -136,7 +137,8 @@ class RoundScheduler(TurnScheduler):
             ended_by = error
             raise
         finally:
-            self._settle(ended_by)
+            with uninterrupted():
+                self._settle(ended_by)
 
     def left(self) -> list[list[Wanted]]:
         """Return the measurements that did not fit into memory beside the others."""
@@ -216,7 +218,7 @@ class RoundScheduler(TurnScheduler):
         whole = self._session.settings.memory_bytes
         if not others:
             return whole
-        return min(whole - others, int(SPARE * free_memory("cpu")["in this machine's memory"]))
+        return min(whole - others, int(SPARE * min(free_memory("cpu").values())))
 
     def take(self, key: str, workers: Mapping[str, TurnWorker]) -> Mapping[str, str]:
         """Take rounds until their ratios are precise, or the budget is spent."""
@@ -240,6 +242,8 @@ class RoundScheduler(TurnScheduler):
                 self._tell_median(key, name, statistics.median(map(statistics.median, rounds[name])), number + 1)
                 spent += worker.took_s
             number += 1
+            if any(workers[name].is_late for name in rounds):
+                break
             if rounds and _is_enough(list(rounds.values()), spent / len(rounds), sampling):
                 break
         return {}

@@ -21,6 +21,7 @@ from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import CaseJob, Job
 from d5suite.launch.base import Launch, Limits, interpreter
 from d5suite.launch.run import start_job
+from d5suite.launch.signals import uninterrupted
 from d5suite.launch.supervisor import Supervisor
 from d5suite.measurements import file_of
 from d5suite.session.attempts import Attempt, settle, watcher
@@ -279,11 +280,12 @@ class Session:
                     yield key, worker
             except BaseException as error:  # an interrupt must not lose what the worker has finished
                 interrupt = error
-            outcome = worker.end(interrupt)
-            crowded = outcome.exceeded_bytes is not None and outcome.exceeded_bytes < self.settings.memory_bytes
-            settled, remaining = settle(job, outcome, path, [] if crowded else remaining)
-            for attempt in settled:
-                self._take(attempt, plan, results)
+            with uninterrupted():
+                outcome = worker.end(interrupt)
+                crowded = outcome.exceeded_bytes is not None and outcome.exceeded_bytes < self.settings.memory_bytes
+                settled, remaining = settle(job, outcome, path, [] if crowded else remaining)
+                for attempt in settled:
+                    self._take(attempt, plan, results)
             if interrupt is not None:
                 raise interrupt
 

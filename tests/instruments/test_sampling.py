@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from d5suite.errors import ConfigurationError
 from d5suite.instruments.clock import measure_clock
 from d5suite.instruments.sampling import Samples, sample, sample_alternating
-from d5suite.instruments.settings import SamplingSettings
+from d5suite.instruments.settings import TIME_LIMIT, SamplingSettings
 from d5suite.statistics.ratios import Ratio, paired_ratio
 
 
@@ -338,3 +338,20 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[] []"
+
+
+@pytest.mark.parametrize("alternating", [False, True])
+def test_samples_end_in_time_for_the_proof(monkeypatch: pytest.MonkeyPatch, alternating: bool) -> None:
+    """However many are asked for: a worker that reaches its time limit loses them."""
+    settings = SamplingSettings(min_rounds=100_000, warmup="off")
+    monkeypatch.setenv(TIME_LIMIT, "0.001")
+    if alternating:
+        found = sample_alternating({"a": lambda: None}, {"a": lambda: None}, settings)["a"]
+    else:
+        found = sample(lambda: None, lambda: None, settings)
+    assert len(found.samples_s) == 1 and found.stopped_by == "time"
+
+
+def test_more_rounds_than_a_result_can_hold_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="1000000000000 is not a whole number from 1 to 1,000,000"):
+        SamplingSettings(min_rounds=10**12)

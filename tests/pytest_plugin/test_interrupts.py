@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.util
 import json
 import os
@@ -10,6 +12,8 @@ import resource
 import signal
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,16 +53,24 @@ def _folder(output: str) -> Path:
     return Path(line.partition("results: ")[2])
 
 
+def _is_within(folder: Path, job: str, measurement: str) -> bool:
+    """Return whether a job's worker is taking samples of a measurement, which hangs."""
+    found = list(folder.rglob(f"{job}.result.json"))
+    return bool(found) and json.loads(found[0].read_text())["phase"] == f"measuring {measurement}"
+
+
 def _ended(process: subprocess.Popen[str], end: signal.Signals, *, workers: int) -> str:
-    """Interrupt a run; return what it says, once all its processes have ended."""
+    """Interrupt a run again and again, as people and ``timeout`` do; return what it says, once all
+    its processes have ended."""
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= workers
-    process.send_signal(end)
-    try:
-        output, _ = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 2, output
+    deadline = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < deadline:
+        process.send_signal(end)
+        time.sleep(0.05)
+    process.kill()
+    output, _ = process.communicate()
+    assert process.returncode == 2 and "Traceback" not in output and "INTERNALERROR" not in output, output
     wait_until(lambda: all(is_dead(each.pid) for each in family), "the workers' end")
     return output
 
@@ -79,15 +91,49 @@ def test_an_interrupt_saves_what_the_worker_has_finished_and_leaves_no_process(
         preexec_fn=lambda: signal.signal(end, signal.SIG_DFL),  # these tests may run under nohup
     )  # fmt: skip
 
-    def hangs() -> bool:
-        found = list((tmp_path / "jobs").rglob("small-faulty-hangs.result.json"))
-        return bool(found) and json.loads(found[0].read_text())["phase"] == "measuring small/inference"
-
-    wait_until(hangs, "the hanging measurement")
+    wait_until(
+        lambda: _is_within(tmp_path / "jobs", "small-faulty-hangs", "small/inference"), "the hanging measurement"
+    )
     output = _ended(process, end, workers=1)
     jsonschema.validate(json.loads((tmp_path / "out.json").read_text()), SCHEMA)
     assert _names(tmp_path / "out.json") == {"test_input_pipeline[faulty:hangs]"}
     assert (_folder(output) / "small-faulty-hangs.result.json").exists()
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["hangs up", "nohup"])
+def test_a_terminal_that_is_closed_loses_no_result(
+    pipeline_first: Path, imagenet_tree: Path, tmp_path: Path, ignored: bool
+) -> None:
+    """Closing it sends SIGHUP; a run that ignores this goes on, until SIGTERM ends it."""
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+
+    def begin() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(pipeline_first), "--backend", "faulty:hangs",
+         "--imagenet", str(imagenet_tree), "--benchmark-json", "out.json", "--jobs", str(tmp_path / "jobs")],
+        cwd=tmp_path, env=plugin_environment(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=begin,
+    )  # fmt: skip
+    os.close(theirs)
+
+    def hangs() -> bool:
+        with contextlib.suppress(BlockingIOError):  # the terminal shows what is written
+            os.read(ours, 1 << 16)
+        return _is_within(tmp_path / "jobs", "small-faulty-hangs", "small/inference")
+
+    wait_until(hangs, "the hanging measurement")
+    os.close(ours)
+    if ignored:
+        process.send_signal(signal.SIGTERM)
+    try:
+        assert process.wait(timeout=300) == 2
+    finally:
+        process.kill()
+    assert _names(tmp_path / "out.json") == {"test_input_pipeline[faulty:hangs]"}
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=str)
@@ -103,14 +149,11 @@ def test_an_interrupt_ends_workers_that_take_turns(
         preexec_fn=lambda: signal.signal(end, signal.SIG_DFL),
     )  # fmt: skip
 
-    def hangs() -> bool:
-        found = [*(tmp_path / "jobs").rglob("small-faulty.result.json")]
-        found += [*(tmp_path / "jobs").rglob("small-faulty-hangs.result.json")]
-        return len(found) == 2 and all(
-            json.loads(each.read_text())["phase"] == "measuring small/inference" for each in found
-        )
-
-    wait_until(hangs, "both workers within their measurement")
+    names = ("small-faulty", "small-faulty-hangs")
+    wait_until(
+        lambda: all(_is_within(tmp_path / "jobs", name, "small/inference") for name in names),
+        "both workers within their measurement",
+    )
     _ended(process, end, workers=2)
     assert not (tmp_path / "out.json").exists(), "what was not finished is no result"
     assert not [*tmp_path.glob(".*.part"), *tmp_path.glob(".*.old")]
@@ -287,6 +330,7 @@ def test_tests_of_a_users_own_end_as_without_d5suite(run_pytest: Run, tmp_path: 
         (["--benchmark-disable", "--benchmark-json", "out.json"], "--benchmark-disable saves no results"),
         (["--jobs", "/dev/null/x"], "cannot make the folder for job files: Not a directory"),
         (["--benchmark-max-time", "nan"], "max_time_s: nan is not seconds, 0 or more"),
+        (["--benchmark-min-rounds", "1000000000000"], "1000000000000 is not a whole number from 1 to 1,000,000"),
     ],
 )
 def test_what_can_only_be_seen_with_the_tests_still_ends_the_run_before_anything_is_measured(

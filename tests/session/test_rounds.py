@@ -63,6 +63,7 @@ class Worker:
     """A worker that pretends; `TurnWorker` in its place."""
 
     machine: Machine
+    is_late = False
 
     def __init__(self, job: Job, path: Path, launch: Launch) -> None:
         self.name, self.launch = path.name.split(".")[0], int(path.name.split(".")[1])
@@ -267,6 +268,13 @@ def test_an_answer_that_was_wrong_after_timing_has_no_place_in_the_order(monkeyp
     assert failures(found) == {("mxnet", "inference"): "what was timed is wrong"}
     assert found["mxnet", "inference"].kept == kept and found["mxnet", "inference"].wrong
     assert [row.backend for row, _ in contests(found)["inference"].standing] == ["torch", "jax"]
+
+
+def test_workers_near_their_time_limit_are_told_to_prove_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "is_late", True)
+    found = run(monkeypatch, Machine(steady))
+    assert not failures(found)
+    assert all(len(each.samples_s) == 1 for (_, name), each in found.items() if name == "inference")
 
 
 def test_an_interrupt_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:

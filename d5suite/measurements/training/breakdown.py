@@ -10,7 +10,7 @@ import numpy as np
 
 from d5suite.data.sources import Stream
 from d5suite.instruments.clock import now
-from d5suite.instruments.sampling import Samples
+from d5suite.instruments.sampling import Samples, last_start
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Native
 from d5suite.measurements.base import STEP, Measurement, Phase, Step
@@ -96,7 +96,10 @@ class BreakdownStep(TrainerStep):
         for kind in (*self.compute, *self.compute):
             self._round(kind)
         end = now() + len(self.compute) * settings.max_time_s
-        while len(self._laps["both"]) < settings.min_rounds or now() < end:
+        last = last_start(now)
+        while not self._laps["both"] or (
+            now() < last and (len(self._laps["both"]) < settings.min_rounds or now() < end)
+        ):
             for kind, rounds in self._laps.items():
                 rounds.append(self._round(kind))
         whole = [sum(times) for times in self._laps["step"]]
