@@ -19,11 +19,14 @@ from d5suite.commands import (
     conformance,
     data,
     doctor,
+    explain,
     history,
     layers,
+    machine,
     network,
     operators,
     report,
+    roofline,
     slurm,
     trace,
 )
@@ -31,7 +34,7 @@ from d5suite.errors import D5Error, escaped
 
 COMMANDS = (
     doctor, backends, operators, compare, ab, bisect, conformance, network, data, slurm, report, layers, history, trace,
-    advise,
+    advise, machine, roofline, explain,
 )  # fmt: skip
 """In the order of ``d5suite --help``."""
 

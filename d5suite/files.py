@@ -454,6 +454,19 @@ def read_bounded(path: Path, most: int) -> bytes:
     return content
 
 
+def check_targets(*paths: Path | None) -> None:
+    """Check in advance that a command can write its files; None is left out.
+
+    Raises
+    ------
+    DataError
+        If one cannot be written.
+    """
+    for path in filter(None, paths):
+        with declared(path, "the file"):
+            check_writable(path)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write strict JSON (no NaN or infinity) atomically.
 

@@ -78,6 +78,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "job": {"job", "errors", "files"},
     "traces": {"traces", "instruments", "errors", "files"},
     "models": {"models", "errors", "files"},
+    "ceilings": {
+        "ceilings", "backends", "custom", "distributed", "instruments", "job", "launch", "models", "network",
+        "statistics", "errors", "files",
+    },
     "launch": {"launch", "job", "instruments", "errors", "files"},
     "backends": {"backends", "distributed", "levels", "network", "custom", "optimizers", "data", "errors"},
     "workloads": {
@@ -105,8 +109,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors", "files",
     },
     "report": {
-        "report", "passes", "measurements", "backends", "network", "instruments", "statistics", "traces", "errors",
-        "files",
+        "report", "passes", "measurements", "backends", "network", "instruments", "statistics", "traces", "models",
+        "errors", "files",
     },
     "pytest_plugin": {
         "pytest_plugin", "session", "cases", "passes", "measurements", "report", "backends", "distributed",
@@ -114,7 +118,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "commands": {
         "commands", "pytest_plugin", "session", "launch", "report", "testing", "backends", "network", "data",
-        "instruments", "traces", "models", "errors", "files",
+        "instruments", "traces", "models", "ceilings", "errors", "files",
     },
     "cli": {"commands", "report", "errors"},
     "testing": {

@@ -150,6 +150,8 @@ class Case(ABC):
         Whether a separate job computes the references before any backend runs.
     every_backend : bool
         Whether backends that run only on request measure it, too.
+    knobs : tuple of str
+        Settings that change what is measured, and so can be swept.
     """
 
     name: str
@@ -157,6 +159,7 @@ class Case(ABC):
     origin: str = ""
     shares_references: bool = False
     every_backend: bool = False
+    knobs: tuple[str, ...] = ("threads", "precision")
 
     @property
     @abstractmethod

@@ -89,6 +89,8 @@ class CollectivesCase(Case):
 
     declared: Collectives
 
+    knobs = ("precision",)
+
     @property
     def name(self) -> str:  # type: ignore[override]
         """The collective's name."""

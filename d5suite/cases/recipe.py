@@ -187,6 +187,8 @@ class Recipe(Case, Declaration):
     on_request: bool = False
     file: Path = field(default_factory=declared_in, compare=False, repr=False)
 
+    knobs = ("threads", "batch-size", "precision")
+
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
             raise ConfigurationError(

@@ -43,13 +43,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    from d5suite.files import check_writable, write_json
+    from d5suite.files import check_targets, write_json
     from d5suite.report.console import Console
     from d5suite.traces.analysis import analyse
     from d5suite.traces.reading import read_trace
 
-    if options.json:
-        check_writable(options.json)
+    check_targets(options.json)
     found = analyse(read_trace(options.trace), step=options.step)
     if options.json:
         write_json(options.json, found.to_dict())
@@ -58,7 +57,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from d5suite.files import check_writable
+    from d5suite.files import check_targets
     from d5suite.traces.archive import write_archive
     from d5suite.traces.chrome import write_chrome
     from d5suite.traces.hdf5 import write_hdf5
@@ -70,7 +69,7 @@ def _convert(options: argparse.Namespace) -> int:
             "ends neither with .json nor with .h5, and is no folder's name", where=f"--output {options.output}"
         )
     if kind:
-        check_writable(options.output)
+        check_targets(options.output)
     trace = read_trace(options.trace)
     try:
         if kind == ".json":
@@ -86,7 +85,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from d5suite.files import check_writable, write_bytes
+    from d5suite.files import check_targets, write_bytes
     from d5suite.report.timeline.picture import picture
     from d5suite.report.timeline.write import page
     from d5suite.traces.analysis import analyse
@@ -95,7 +94,7 @@ def _show(options: argparse.Namespace) -> int:
     kind = options.output.suffix.lower()
     if kind not in (".html", ".svg"):
         raise ConfigurationError("ends neither with .html nor with .svg", where=f"--output {options.output}")
-    check_writable(options.output)
+    check_targets(options.output)
     found = analyse(read_trace(options.trace), step=options.step)
     if kind == ".svg":
         content = picture(found, number=options.number, step=options.step)

@@ -78,6 +78,19 @@ def _exchange_pairs(communicator: Communicator, given: np.ndarray, taken: np.nda
     return [communicator.ireceive(taken, partner), communicator.isend(given, partner)]
 
 
+def _ping_pong(communicator: Communicator, given: np.ndarray, taken: np.ndarray) -> None:
+    """Send to the partner, which then sends back."""
+    rank, partner = communicator.rank, _partner(communicator.rank, communicator.size)
+    if partner is None:
+        return
+    if rank < partner:
+        communicator.send(given, partner)
+        communicator.receive(taken, partner)
+    else:
+        communicator.receive(taken, partner)
+        communicator.send(given, partner)
+
+
 CALLS: Mapping[str, MeasuredCall] = {
     "all_reduce": MeasuredCall(lambda c, given, _: c.all_reduce(given), lambda p: 2 * (p - 1) / p),
     "reduce_scatter": MeasuredCall(lambda c, given, _: c.reduce_scatter(given), lambda p: (p - 1) / p),
@@ -88,10 +101,12 @@ CALLS: Mapping[str, MeasuredCall] = {
     "send_receive": _messages(_shift, lambda rank, size: (rank - 1) % size, lambda p: 1.0),
     "send_pairs": _messages(_send_pairs, _sender, lambda p: float(p // 2)),
     "exchange_pairs": _messages(_exchange_pairs, _partner, lambda p: 2.0 * (p // 2)),
+    "ping_pong": MeasuredCall(_ping_pong, lambda p: 2.0, apart=True, source=_partner),
 }
 """Measured calls by name. ``send_receive``: each rank sends to the next and receives from the
 one before. ``send_pairs``: each rank of the first half sends to one of the second half, all at
-once; ``exchange_pairs``: both send. Their bandwidth is that of all pairs together."""
+once; ``exchange_pairs``: both send. Their bandwidth is that of all pairs together. ``ping_pong``: a
+message there and back in each pair."""
 
 
 def gathered(communicator: Communicator, values: Sequence[float]) -> np.ndarray:

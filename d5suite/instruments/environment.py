@@ -163,6 +163,15 @@ def _describe_cpu() -> dict[str, Any]:
 def last_level_cache(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int | None:
     """Return the bytes of the last caches of data that these CPUs use; None if unknown.
 
+    See `data_caches`.
+    """
+    caches = data_caches(cpus, root)
+    return caches.get(max(caches, default=0)) or None
+
+
+def data_caches(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> dict[int, int]:
+    """Return the bytes of the caches of data that these CPUs use, by level, the first one first.
+
     Parameters
     ----------
     cpus : iterable of int
@@ -177,8 +186,10 @@ def last_level_cache(cpus: Iterable[int], root: Path = Path("/sys/devices/system
             if size and level and kind != "Instruction":
                 shared = read_text(cache / "shared_cpu_list") or str(cpu)
                 found[int(level), shared] = int(size[1]) << (10 if size[2] == "K" else 20)
-    last = max((level for level, _ in found), default=0)
-    return sum(size for (level, _), size in found.items() if level == last) or None
+    totals: dict[int, int] = {}
+    for (number, _), each in sorted(found.items()):
+        totals[number] = totals.get(number, 0) + each
+    return totals
 
 
 def _first_processor() -> dict[str, str]:

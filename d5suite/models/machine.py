@@ -16,6 +16,9 @@ from d5suite.files import read_json
 SCHEMA = "d5suite-machine-1"
 """The only format that is read."""
 
+MEASURED = ("ceilings", "host", "not_kept", "missing")
+"""What ``d5suite machine`` adds; `d5suite.models.ceilings` reads it."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -103,18 +106,16 @@ def read_machine(path: Path) -> Machine:
     ConfigurationError
         If it lacks a figure or its source, or has one that is not positive.
     """
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+    content = read_content(path)
+    name = content["name"]
+    if "ceilings" in content and not any(each.name in content for each in fields(Machine) if each.name != "name"):
         raise ConfigurationError(
-            f"this is not a machine file: its schema is not {SCHEMA!r}",
+            "this machine file has measured ceilings, but none of the figures of devices and links",
             where=str(path),
-            hint="Copy one of examples/machines/ and replace its figures; docs/models.md explains them.",
+            hint="Add those of a file in examples/machines/; docs/models.md explains them.",
         )
-    name = content.get("name")
-    if not isinstance(name, str) or not name.strip():
-        raise ConfigurationError("the machine has no name", where=f"{path}, name")
     sources: dict[str, str] = {}
-    own = _figures(content, Machine, path, "", sources, leave=("name", "calibration", "sources"))
+    own = _figures(content, Machine, path, "", sources, leave=("name", "calibration", "sources", *MEASURED))
     inner = content.get("calibration")
     if not isinstance(inner, dict):
         raise ConfigurationError("the machine has no calibration", where=f"{path}, calibration")
@@ -123,6 +124,30 @@ def read_machine(path: Path) -> Machine:
         raise ConfigurationError("this must be a whole number", where=f"{path}, devices_per_node")
     own["devices_per_node"] = int(own["devices_per_node"])
     return Machine(name=name, calibration=calibration, sources=sources, **own)
+
+
+def read_content(path: Path) -> dict[str, Any]:
+    """Read a machine file as it is; only its schema and name are checked.
+
+    Raises
+    ------
+    JobError
+        If the file cannot be read or is not JSON.
+    ConfigurationError
+        If it is not a machine file.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise ConfigurationError(
+            f"this is not a machine file: its schema is not {SCHEMA!r}",
+            where=str(path),
+            hint="Measure this machine with d5suite machine -o FILE, or copy a file of examples/machines/ and replace "
+            "its figures; docs/models.md explains them.",
+        )
+    name = content.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigurationError("the machine has no name", where=f"{path}, name")
+    return content
 
 
 def _figures(

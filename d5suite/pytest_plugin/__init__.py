@@ -9,6 +9,7 @@ pytest-benchmark only, and imports no framework.
 `options`        command-line options and their validation
 `settings`       the session's `Settings` from them
 `collection`     declarations to tests, parametrised over cases and backends
+`sweep`          a case over knobs: one session for each point
 `turns`          options: backends in turn or one by one, launches, a quiet machine
 `busy`           what else uses the machine when a run starts
 `measuring`      what was collected, measured in the order that the session decides

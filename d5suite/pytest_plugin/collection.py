@@ -16,8 +16,9 @@ from d5suite.pytest_plugin import busy, stash
 from d5suite.pytest_plugin.measuring import measured, schedule
 from d5suite.pytest_plugin.progress import begin
 from d5suite.pytest_plugin.replay import ReplayTimer, replay
-from d5suite.pytest_plugin.settings import elsewhere, pythons, settings, without_effect
+from d5suite.pytest_plugin.settings import elsewhere, pythons, without_effect
 from d5suite.pytest_plugin.storage import check_display, has_benchmark
+from d5suite.pytest_plugin.sweep import Point, points
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection
@@ -83,21 +84,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     described: Test = metafunc.function.d5suite
     config = metafunc.config
     try:
-        chosen = settings(config)
-        cases = described.cases(chosen)
+        swept = [(point, case) for point in points(config) for case in described.cases(point.settings)]
     except D5Error as error:
         config.stash[stash.WRONG] = str(error)
         metafunc.parametrize(stash.FIXTURE, [])
         return
     parameters = []
-    for case in cases:
+    for point, case in swept:
+        chosen = point.settings
         deselected = case.why_excluded(described.measurement, chosen, metafunc.definition.path)
         for selection, ranks, reason in _runners(config, case, chosen):
-            why = reason or case.why_unsupported(selection.backend, described.measurement, chosen)
+            why = reason or point.why_not(case, selection)
+            why = why or case.why_unsupported(selection.backend, described.measurement, chosen)
             why = why or _stays_warm(selection, described, chosen)
+            why = why or (None if deselected else point.contradiction(case, selection, described.measurement))
             marks = [pytest.mark.d5suite_deselected(deselected)] if deselected else []
             marks += [pytest.mark.skip(reason=why)] if why and not deselected else []
-            target = _target(case, described, selection, ranks)
+            target = _target(case, described, selection, ranks, point)
             parameters.append(pytest.param(target, marks=marks, id=str(target)))
     metafunc.parametrize(stash.FIXTURE, parameters)
 
@@ -110,7 +113,7 @@ def _runners(config: pytest.Config, case: Case, chosen: Settings) -> Iterator[Ru
         return
     from d5suite.cases.case import Runner
 
-    for selection, reason in _choices(config):
+    for selection, reason in _choices(config, chosen):
         if selection.backend.on_request and stash.SELECTIONS not in config.stash and not case.every_backend:
             continue
         for ranks in chosen.ranks or (None,):
@@ -158,13 +161,17 @@ def _stays_warm(selection: Selection, described: Test, chosen: Settings) -> str 
     return f"{selection.backend.name} has no L2 flush: {lacking}" if lacking else None
 
 
-def _target(case: Case, described: Test, selection: Selection, ranks: Ranks | None) -> stash.BenchmarkTarget:
-    target = stash.BenchmarkTarget("-".join(str(each) for each in (case.label, selection, ranks) if each))
+def _target(
+    case: Case, described: Test, selection: Selection, ranks: Ranks | None, point: Point
+) -> stash.BenchmarkTarget:
+    name = "-".join(str(each) for each in (case.label, selection, ranks) if each)
+    target = stash.BenchmarkTarget(name + point.label)
     target.case, target.measurement, target.selection, target.ranks = case, described.measurement, selection, ranks
+    target.point, target.settings = point.label, point.settings
     return target
 
 
-def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
+def _choices(config: pytest.Config, chosen: Settings) -> Iterator[tuple[Selection, str | None]]:
     """Return the backends to measure, each with the reason why it cannot run, if any."""
     if stash.SELECTIONS in config.stash:
         yield from ((selection, None) for selection in config.stash[stash.SELECTIONS])
@@ -179,7 +186,7 @@ def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
         try:
             if not elsewhere(config) and interpreter(backend.name, pythons(config)) is None:
                 reason = backend.problem()
-            backend.check(device=config.getoption("device"), precision=config.getoption("precision"))
+            backend.check(device=chosen.device, precision=chosen.precision)
         except D5Error as error:
             reason = str(error)
         yield Selection(backend, backend.default_mode), reason
@@ -220,7 +227,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     try:
         check_display(config)
         for target in filter(None, targets):
-            target.case.check(target.selection.backend, target.measurement, settings(config))
+            target.case.check(target.selection.backend, target.measurement, target.settings)
         schedule(session)
         _tell_without_effect(config)
         busy.tell(config)

@@ -11,7 +11,7 @@ import pytest
 from d5suite.errors import D5Error
 from d5suite.pytest_plugin import stash
 from d5suite.pytest_plugin.progress import progress_of
-from d5suite.pytest_plugin.settings import settings
+from d5suite.pytest_plugin.sweep import Sweep
 from d5suite.pytest_plugin.turns import launches
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def schedule(session: pytest.Session) -> None:
-    """Give the session of this run the measurements that were collected.
+    """Give the sessions of this run the measurements that were collected: one for each point.
 
     Raises
     ------
@@ -30,18 +30,23 @@ def schedule(session: pytest.Session) -> None:
     from d5suite.session.schedule import MeasurementSchedule
 
     config, option = session.config, session.config.option
-    config.stash[stash.SESSION] = jobs = Session(settings(config))
-    if config.stash[stash.TERMINAL]:
-        jobs.progress, jobs.provisional = progress_of(config).tell, progress_of(config).add_median
-    targets = (stash.target(item) for item in session.items if item.get_closest_marker("skip") is None)
+    targets = [stash.target(item) for item in session.items if item.get_closest_marker("skip") is None]
+    wanted: dict[str, list[stash.BenchmarkTarget]] = {}
+    for each in filter(None, targets):
+        wanted.setdefault(each.point, []).append(each)
     is_disabled = option.benchmark_disable and not option.benchmark_enable
-    config.stash[stash.SCHEDULE] = MeasurementSchedule(
-        config.stash[stash.SESSION],
-        [each.wanted for each in targets if each is not None],
-        turns=not option.one_by_one and not is_disabled,
-        launches=launches(config),
-        alone=bool(option.launches),
-    )
+    config.stash[stash.SESSION] = sweep = Sweep({}, {})
+    for point, own in wanted.items():
+        sweep.sessions[point] = jobs = Session(own[0].settings)
+        if config.stash[stash.TERMINAL]:
+            jobs.progress, jobs.provisional = progress_of(config).tell, progress_of(config).add_median
+        sweep.schedules[point] = MeasurementSchedule(
+            jobs,
+            [each.wanted for each in own],
+            turns=not option.one_by_one and not is_disabled,
+            launches=launches(config),
+            alone=bool(option.launches),
+        )
 
 
 def measured(config: pytest.Config, target: stash.BenchmarkTarget) -> MeasurementResult:
@@ -49,7 +54,7 @@ def measured(config: pytest.Config, target: stash.BenchmarkTarget) -> Measuremen
     if hasattr(config, "workerinput"):
         pytest.fail("measurements run one at a time: leave out pytest-xdist's -n", pytrace=False)
     with _uncaptured(config):
-        return config.stash[stash.SCHEDULE].result(target.wanted)
+        return config.stash[stash.SESSION].result(target.wanted)
 
 
 def write_jobs(config: pytest.Config) -> None:
@@ -61,7 +66,7 @@ def write_jobs(config: pytest.Config) -> None:
         A job makes no sense.
     """
     try:
-        config.stash[stash.SCHEDULE].write()
+        config.stash[stash.SESSION].write()
     except D5Error as error:
         raise pytest.UsageError(str(error)) from error
 

@@ -110,6 +110,9 @@ def _is_named(item: pytest.Item) -> bool:
     words = {word.lower().removeprefix("test_") for word in re.findall(r"[\w:.-]+", config.option.keyword)}
     words -= {"and", "or", "not"}
     ids = [named for file, _, named in (str(each).partition("::") for each in config.args) if _is(file, item)]
+    target = stash.target(item)
+    if target is not None and target.point:  # a sweep names knobs, not each of their combinations
+        return item.name in ids
     return item.name in ids or (
         (function in ids or any(word in function for word in words))
         and (config.getoption("backend") is not None or any(word in backend for word in words))

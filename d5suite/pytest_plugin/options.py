@@ -16,7 +16,7 @@ from d5suite.errors import ConfigurationError, D5Error
 from d5suite.files import given_path
 from d5suite.passes import find as find_pass
 from d5suite.passes import requested
-from d5suite.pytest_plugin import saving, stash, turns
+from d5suite.pytest_plugin import saving, stash, sweep, turns
 from d5suite.pytest_plugin.settings import (
     cores_of,
     elsewhere,
@@ -63,8 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="on a GPU: before each sample, write a buffer larger than the L2 cache, so that the step finds it cold",
     )
-    precisions = ["fp32", "bf16", "fp16", "fp64"]  # d5suite.levels.backend has these too, but imports NumPy
-    group.addoption("--precision", default="fp32", choices=precisions, help="default: %(default)s")
+    group.addoption("--precision", default="fp32", choices=sweep.PRECISIONS, help="default: %(default)s")
     group.addoption(
         "--threads",
         type=int,
@@ -155,6 +154,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="weak: each rank has the recipe's batch (default); strong: the recipe's batch is split across ranks",
     )
     group.addoption("--oversubscribe", action="store_true", help="allow more ranks than cores or GPUs; results get a !")
+    sweep.add_options(group)
     turns.add_options(group)
     group.addoption(
         "--passes",
@@ -259,6 +259,7 @@ def _check(config: pytest.Config) -> None:
             rule = f"at least {least}" if not value >= least else f"at most {most}"
             raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be {rule}")
     turns.check_options(config)
+    sweep.check_options(config)
     requested(config.getoption("passes"), config.invocation_params.dir)
     if config.getoption("l2_cold") and config.getoption("device") == "cpu":
         raise ConfigurationError("--l2-cold is for a GPU: CPU caches are not flushed", hint="Add --device cuda.")

@@ -76,6 +76,8 @@ class SelectedTests:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Store what was collected."""
         try:
+            if session.config.getoption("sweep"):
+                raise ConfigurationError("two sides are compared at one setting", where="--sweep", hint="Leave it out.")
             self.settings = settings(session.config)
             self.named = [str(each) for each in session.config.stash.get(stash.SELECTIONS, [])]
             for item in session.items:

@@ -8,13 +8,12 @@ import pytest
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection
-    from d5suite.cases.case import Case, Settings  # noqa: F401  named in strings below
+    from d5suite.cases.case import Case, Settings
     from d5suite.instruments.machine import MachineState  # noqa: F401
     from d5suite.job import Ranks
     from d5suite.measurements.base import Measurement
-    from d5suite.session import Session  # noqa: F401
+    from d5suite.pytest_plugin.sweep import Sweep  # noqa: F401
     from d5suite.session.results import Wanted
-    from d5suite.session.schedule import MeasurementSchedule  # noqa: F401
 
 
 class Kept(NamedTuple):
@@ -27,19 +26,21 @@ class Kept(NamedTuple):
 
 
 class BenchmarkTarget(str):
-    """A test's parameter: its identifier, with the case, measurement and backend."""
+    """A test's parameter: its identifier, with case, measurement, backend and point of a sweep."""
 
     case: Case
     measurement: type[Measurement]
     selection: Selection
     ranks: Ranks | None
+    point: str
+    settings: Settings
 
     @property
     def wanted(self) -> Wanted:
         """The measurement, as the session knows it."""
         from d5suite.session.results import Wanted
 
-        return Wanted(self.case, self.measurement, self.selection, self.ranks)
+        return Wanted(self.case, self.measurement, self.selection, self.ranks, self.point)
 
     @property
     def job(self) -> tuple[str, str]:
@@ -50,8 +51,9 @@ class BenchmarkTarget(str):
 FIXTURE = "d5suite_backend"
 """Name of that parameter."""
 
-SESSION = pytest.StashKey["Session"]()
-SCHEDULE = pytest.StashKey["MeasurementSchedule"]()
+SESSION = pytest.StashKey["Sweep"]()
+"""The sessions of the run, one for each point of a sweep."""
+
 SETTINGS = pytest.StashKey["Settings"]()
 SELECTIONS = pytest.StashKey["list[Selection]"]()
 TERMINAL = pytest.StashKey[bool]()

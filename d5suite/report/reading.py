@@ -31,6 +31,9 @@ ResultKey = tuple[str, Conditions, str]
 MEDIANS_APART = 0.01
 """Largest relative difference between a stated median and the median of the samples."""
 
+AT = "@"
+"""Precedes the point of a sweep in a test's parameter."""
+
 _NAMED_FAULTS = 3
 _LONGEST_FAULT = 200
 
@@ -244,8 +247,12 @@ def _check_agreement(bench: Mapping[str, Any], where: str) -> None:
 
 
 def _backend_of(param: str, info: Mapping[str, Any]) -> str:
-    """Return the backend in a test's parameter; at level 0 a problem's name and - precede it."""
-    return param.partition("-")[2] if info.get("level") == 0 else param
+    """Return the backend in a test's parameter.
+
+    At level 0 a problem's name and - precede it; in a sweep, a point follows.
+    """
+    own = param.partition("-")[2] if info.get("level") == 0 else param
+    return own.partition(AT)[0]
 
 
 def _check_numbers(bench: Any, where: str) -> Any:

@@ -12,12 +12,13 @@ from d5suite.measurements.base import Measurement
 
 
 class Wanted(NamedTuple):
-    """One measurement of one case on one backend; at level 3, by ranks."""
+    """One measurement of one case on one backend; at level 3, by ranks; in a sweep, at a point."""
 
     case: Case
     measurement: type[Measurement]
     selection: Selection
     ranks: Ranks | None = None
+    point: str = ""
 
     @property
     def key(self) -> str:
@@ -32,7 +33,7 @@ class Wanted(NamedTuple):
     @property
     def job(self) -> tuple[str, str]:
         """The job that measures it: a batch of cases, and what runs them."""
-        return self.case.batch, self.runner
+        return self.case.batch, self.runner + self.point
 
 
 @dataclass

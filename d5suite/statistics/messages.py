@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,3 +75,37 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> LatencyModel:
     )  # fmt: skip
     errors = fit.x @ parts - 1
     return LatencyModel(start[0] * fit.x[0], start[1] * fit.x[1], float(np.sqrt(np.mean(errors**2))))
+
+
+def line_intervals(
+    times: Mapping[float, Sequence[float]], *, draws: int = 200, confidence: float = 0.95, seed: int = 0
+) -> tuple[LatencyModel, tuple[float, float], tuple[float, float]]:
+    """Fit a line to the medians of times by size; return it with intervals of alpha and beta.
+
+    The intervals are those of a bootstrap: the times of each size are drawn again, with
+    repetition, their medians fitted, and the percentiles of the fits taken (Efron and Tibshirani,
+    "An Introduction to the Bootstrap", chapter 13).
+
+    Parameters
+    ----------
+    times : mapping of float to sequence of float
+        Seconds by bytes.
+    draws : int
+        Fits.
+    confidence : float
+    seed : int
+
+    Raises
+    ------
+    ConfigurationError
+        As `fit_line`.
+    """
+    rng, sizes = np.random.default_rng(seed), list(times)
+    line = fit_line(sizes, [float(np.median(times[size])) for size in sizes])
+    fits = np.array([
+        fit_line(sizes, [float(np.median(rng.choice(times[size], len(times[size])))) for size in sizes])[:2]
+        for _ in range(draws)
+    ])  # fmt: skip
+    ends = np.quantile(fits, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    alpha, beta = ((float(low), float(high)) for low, high in ends.T)
+    return line, alpha, beta

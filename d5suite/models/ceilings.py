@@ -1,0 +1,212 @@
+"""The ceilings in a machine file: measured by ``d5suite machine``, or written by hand.
+
+Imports `d5suite.errors` and its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from d5suite.errors import ConfigurationError
+from d5suite.models.machine import read_content
+
+KINDS = ("flops", "bandwidth", "host_to_device", "storage", "transport")
+"""What a ceiling limits."""
+
+WHOLE = 0
+"""Capacity of a level that holds everything: memory."""
+
+HALF = ("bf16", "fp16")
+"""Precisions of the figure ``peak_flops``."""
+
+FIGURES = ("value", "alpha_s", "beta_s_per_byte")
+"""Figures of a ceiling, of which it has at least one."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level of memory.
+
+    Attributes
+    ----------
+    name : str
+        L1, L2, … or memory.
+    capacity_bytes : int
+        `WHOLE` for memory.
+    bytes_per_s : float
+    """
+
+    name: str
+    capacity_bytes: int
+    bytes_per_s: float
+
+    def holds(self, size: float) -> bool:
+        """Return whether so many bytes fit."""
+        return self.capacity_bytes == WHOLE or size <= self.capacity_bytes
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What limits a step on so many threads.
+
+    Attributes
+    ----------
+    flops_per_s : float
+    levels : tuple of Level
+        The smallest first.
+    notes : tuple of str
+        Which ceilings are in doubt.
+    """
+
+    flops_per_s: float
+    levels: tuple[Level, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The ceilings of a machine.
+
+    Attributes
+    ----------
+    name : str
+    host : mapping
+        What identifies the machine; empty in a file written by hand.
+    entries : sequence of mapping
+        Each with ``what``, a figure and ``source``.
+    not_kept, missing : sequence
+        What was measured on a disturbed machine, and what is missing.
+    """
+
+    name: str
+    host: Mapping[str, Any]
+    entries: Sequence[Mapping[str, Any]]
+    not_kept: Sequence[Mapping[str, Any]] = field(default=())
+    missing: Sequence[str] = field(default=())
+
+    def roof(self, *, device: str, precision: str, threads: int) -> Roof | str:
+        """Return the roof at some conditions, or why there is none."""
+        peaks = [each for each in self._of("flops", device, threads) if each.get("precision", precision) == precision]
+        levels = self._of("bandwidth", device, threads)
+        at = f"of {threads} thread{'s' * (threads != 1)} on {device}"
+        if not peaks:
+            return f"the machine file has no ceiling of arithmetic in {precision} {at}"
+        if not levels:
+            return f"the machine file has no bandwidth {at}"
+        known = [
+            Level(str(each.get("level", "memory")), int(each.get("capacity_bytes", WHOLE)), float(each["value"]))
+            for each in levels
+        ]
+        known.sort(key=lambda each: (each.capacity_bytes == WHOLE, each.capacity_bytes))
+        notes = tuple(
+            f"{each.get('level', 'arithmetic')}: {each['source']}"
+            for each in (*peaks, *levels)
+            if each.get("agrees") is False
+        )
+        if known[-1].capacity_bytes != WHOLE:
+            notes += (f"memory has no ceiling: what is larger than {known[-1].name} is held against that",)
+        return Roof(max(float(each["value"]) for each in peaks), tuple(known), notes)
+
+    def _of(self, what: str, device: str, threads: int) -> list[Mapping[str, Any]]:
+        """Return the ceilings of a kind; on a device other than the CPU, threads do not matter."""
+        return [
+            each
+            for each in self.entries
+            if each["what"] == what
+            and each.get("device", device) == device
+            and (device != "cpu" or each.get("threads", threads) == threads)
+        ]
+
+
+def read_ceilings(path: Path) -> Ceilings:
+    """Read the ceilings of a machine file.
+
+    A file without ``ceilings`` has those of its figures ``peak_flops``, in 16 bits, and
+    ``memory_bandwidth``.
+
+    Raises
+    ------
+    JobError
+        If the file cannot be read or is not JSON.
+    ConfigurationError
+        If a ceiling lacks its figure or source, or the file has none.
+    """
+    content = read_content(path)
+    entries = content.get("ceilings")
+    if entries is None:
+        entries = list(_by_hand(content))
+    if not isinstance(entries, list) or not entries:
+        raise ConfigurationError(
+            "this machine file has no ceilings",
+            where=f"{path}, ceilings",
+            hint="Measure them: d5suite machine -o FILE.",
+        )
+    for number, each in enumerate(entries):
+        _check(each, f"{path}, ceilings.{number}")
+    host = content.get("host", {})
+    if not isinstance(host, dict):
+        raise ConfigurationError("this must be an object", where=f"{path}, host")
+    lists = {key: content.get(key, []) for key in ("not_kept", "missing")}
+    for key, kind in (("not_kept", dict), ("missing", str)):
+        if not isinstance(lists[key], list) or not all(isinstance(each, kind) for each in lists[key]):
+            raise ConfigurationError("this must be a list, as d5suite machine writes it", where=f"{path}, {key}")
+    return Ceilings(content["name"], host, entries, lists["not_kept"], lists["missing"])
+
+
+def _by_hand(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for key, what, own in (
+        *(("peak_flops", "flops", {"precision": each}) for each in HALF),
+        ("memory_bandwidth", "bandwidth", {"level": "memory"}),
+    ):
+        if isinstance(figure := content.get(key), dict):
+            found.append({"what": what, "value": figure.get("value"), "source": figure.get("source"), **own})
+    return found
+
+
+def _check(each: Any, where: str) -> None:
+    """Raise `ConfigurationError` unless a ceiling has a kind, a positive figure and a source."""
+    if not isinstance(each, dict) or each.get("what") not in KINDS:
+        raise ConfigurationError(f"a ceiling's 'what' is one of {', '.join(KINDS)}", where=where)
+    figures = [key for key in FIGURES if key in each]
+    if not figures or (each["what"] in ("flops", "bandwidth") and "value" not in each):
+        raise ConfigurationError("this ceiling has no value", where=where)
+    for key in (*figures, "threads", "capacity_bytes"):
+        value = each.get(key, 1)
+        least = 0 if key in ("capacity_bytes", "alpha_s", "beta_s_per_byte") else 1e-300
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
+            raise ConfigurationError(f"{value!r} is not a positive number", where=f"{where}.{key}")
+    source = each.get("source")
+    if not isinstance(source, str) or not source.strip():
+        raise ConfigurationError(
+            "this ceiling has no source", where=where, hint="Say who measured it, or that you assume it."
+        )
+    for key in ("precision", "level", "device", "transport"):
+        if key in each and not isinstance(each[key], str):
+            raise ConfigurationError("this must be text", where=f"{where}.{key}")
+
+
+def other_machine(host: Mapping[str, Any], environment: Mapping[str, Any], device: str, device_name: str) -> str | None:
+    """Return how a result's machine differs from that of a file, or None.
+
+    Parameters
+    ----------
+    host : mapping
+        Of the machine file; nothing can be said of one written by hand.
+    environment : mapping
+        Of the result's record.
+    device, device_name : str
+        Of the record.
+    """
+    cpu = environment.get("cpu") or {}
+    pairs = [("CPU", host.get("cpu"), cpu.get("model"))]
+    pairs.append(("number of CPUs", host.get("cpus"), cpu.get("logical_cores")))
+    if device != "cpu":
+        pairs.append(("device", host.get("device_name"), device_name))
+    for what, theirs, ours in pairs:
+        if theirs is not None and ours is not None and theirs != ours:
+            return f"the {what} of the machine file is {theirs}, and of the result {ours}"
+    return None
