@@ -68,7 +68,7 @@ def _swap(array: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_flip, _swap, lambda array: array.fill(0)], ids=["flip", "swap", "zero"])
-@pytest.mark.parametrize("name", sorted(name for name, call in CALLS.items() if name != "reduce" and not call.begin))
+@pytest.mark.parametrize("name", sorted(name for name, call in CALLS.items() if name != "reduce" and not call.source))
 def test_a_wrong_answer_on_one_rank_is_seen_by_all(name: str, spoil: Callable[..., object]) -> None:
     found = _wrong(3, name, 3 * 4 * 1000, "fp32", _on_one_rank(name, spoil))
     assert len(set(found)) == 1 and found[0] > 0
