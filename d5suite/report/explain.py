@@ -15,7 +15,6 @@ from d5suite.models.ceilings import Ceilings, Roof, other_machine
 from d5suite.models.roofline import Placed, Segment, Step, Work, place
 from d5suite.report.ceilings import describe_share
 from d5suite.report.compare import failures, setting
-from d5suite.report..py import Key
 from d5suite.report.roofline import timed_nodes
 
 TOLD = 0.05

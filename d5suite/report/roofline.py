@@ -13,7 +13,6 @@ from d5suite.models.ceilings import Ceilings, Roof, other_machine
 from d5suite.models.roofline import Placed, Segment, Step, Work, place, place_all, trajectories
 from d5suite.report.compare import failures, setting
 from d5suite.report.layers import DIRECTIONS
-from d5suite.report..py import Key
 
 COUNTED = "counted"
 """Label of bytes: compulsory traffic from shapes, not read from a counter."""
