@@ -24,7 +24,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from d5suite.files import check_targets, write_json
+    from d5suite.files import write_json
     from d5suite.models.ceilings import read_ceilings
     from d5suite.report.explain import explain, silent, to_dict
     from d5suite.report.outputs import check_outputs
@@ -32,7 +32,6 @@ def _run(options: argparse.Namespace) -> int:
 
     inputs = [options.result, *([options.machine] if options.machine else [])]
     check_outputs({"--json": options.json}, inputs)
-    check_targets(options.json)
     ceilings = read_ceilings(options.machine) if options.machine else None
     records = load_results(options.result)
     found = explain(records, options.case, ceilings)

@@ -45,7 +45,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from d5suite.files import check_targets, write_bytes, write_json
+    from d5suite.files import write_bytes, write_json
     from d5suite.models.ceilings import read_ceilings
     from d5suite.report.outputs import check_outputs
     from d5suite.report.page.svg import to_svg
@@ -56,7 +56,6 @@ def _run(options: argparse.Namespace) -> int:
     if options.top < 0:
         raise ConfigurationError(f"--top is {options.top}; it must be at least 0")
     check_outputs({"--svg": options.svg, "--json": options.json}, [*options.results, options.machine])
-    check_targets(options.svg, options.json)
     ceilings = read_ceilings(options.machine)
     found: list[Roofline] = []
     missing: dict[str, str] = {}

@@ -15,6 +15,7 @@ from d5suite.models.ceilings import Ceilings, Roof, other_machine
 from d5suite.models.roofline import Placed, Segment, Step, Work, place
 from d5suite.report.ceilings import describe_share
 from d5suite.report.compare import failures, setting
+from d5suite.report.reading import ResultKey
 from d5suite.report.roofline import timed_nodes
 
 TOLD = 0.05
@@ -52,9 +53,9 @@ class Told:
 class _Given:
     """A result with its neighbours and the roof above it."""
 
-    key: Key
+    key: ResultKey
     record: Mapping[str, Any]
-    records: Mapping[Key, Mapping[str, Any]]
+    records: Mapping[ResultKey, Mapping[str, Any]]
     roof: Roof | None
 
     def others(self, *turned: str, measurement: str = "") -> Iterator[Mapping[str, Any]]:
@@ -70,7 +71,7 @@ class _Given:
 
 
 def explain(
-    records: Mapping[Key, Mapping[str, Any]], case: str | None = None, ceilings: Ceilings | None = None
+    records: Mapping[ResultKey, Mapping[str, Any]], case: str | None = None, ceilings: Ceilings | None = None
 ) -> list[Told]:
     """Say what is known of each result.
 
@@ -287,7 +288,7 @@ READERS: tuple[Callable[[_Given], Iterator[Sentence]], ...] = (
 """What is looked at, in the order in which it is said."""
 
 
-def silent(records: Mapping[Key, Mapping[str, Any]], ceilings: Ceilings | None) -> list[str]:
+def silent(records: Mapping[ResultKey, Mapping[str, Any]], ceilings: Ceilings | None) -> list[str]:
     """Return which figures are missing from all results, and how to get them."""
     sound = [record for record in records.values() if not doubt(record)]
     missing = []

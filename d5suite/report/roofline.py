@@ -13,6 +13,7 @@ from d5suite.models.ceilings import Ceilings, Roof, other_machine
 from d5suite.models.roofline import Placed, Segment, Step, Work, place, place_all, trajectories
 from d5suite.report.compare import failures, setting
 from d5suite.report.layers import DIRECTIONS
+from d5suite.report.reading import ResultKey
 
 COUNTED = "counted"
 """Label of bytes: compulsory traffic from shapes, not read from a counter."""
@@ -87,7 +88,7 @@ class Roofline:
 
 
 def rooflines(
-    records: Mapping[Key, Mapping[str, Any]], ceilings: Ceilings, *, elsewhere: bool = False
+    records: Mapping[ResultKey, Mapping[str, Any]], ceilings: Ceilings, *, elsewhere: bool = False
 ) -> tuple[list[Roofline], dict[str, str]]:
     """Return results under their roofs, and why others have none, by name.
 
