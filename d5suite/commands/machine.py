@@ -65,10 +65,10 @@ def _run(options: argparse.Namespace) -> int:
         )
     precisions = _listed(options.precision, "--precision", tuple(PRECISIONS))
     kinds = _listed(options.only, "--only", KINDS) if options.only else list(KINDS)
+    check_targets(options.output)
     storage = options.storage or options.output.resolve().parent
     if "storage" in kinds and not storage.is_dir():
         raise ConfigurationError("there is no such folder", where=f"--storage {storage}")
-    check_targets(options.output)
     plan = MachinePlan(
         threads, precisions, _backends(options.backend, options.device), options.device, kinds, storage,
         **(QUICK if options.quick else {}),

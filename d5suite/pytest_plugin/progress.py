@@ -228,7 +228,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             terminalreporter.write_line(f"d5suite: what was timed was proved afterwards in {took_s:.3g} s")
     left_out = dict.fromkeys(said for each in records for said in each.get("dataset", {}).get("left_out", ()))
     remarks = [*(f"dataset, {said}" for said in left_out), *config.stash[stash.REMARKS]]
-    if (exitstatus or remarks) and stash.SESSION in config.stash:
+    if (exitstatus or remarks) and stash.SESSION in config.stash and config.stash[stash.SESSION].sessions:
         remarks.append(f"job files, with results: {config.stash[stash.SESSION].folder}")
     for remark in remarks:
         terminalreporter.write_line(f"d5suite: {escaped(remark)}")

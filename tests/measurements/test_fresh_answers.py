@@ -39,7 +39,13 @@ def test_of_a_network() -> None:
         fetch=lambda native: {name: value.copy() for name, value in native.items()},
         synchronize=adapter.synchronize,
     )
-    workload: Any = SimpleNamespace(executor=executor, case=SimpleNamespace(batch_size=1), macs=0, built_s=float)
+    workload: Any = SimpleNamespace(
+        executor=executor,
+        case=SimpleNamespace(batch_size=1),
+        macs=0,
+        built_s=float,
+        network=SimpleNamespace(as_written=None),
+    )
     step = NetworkStep(workload, lambda fed: {"y": adapter.call(fed["x"])}, [lambda: {"x": np.zeros(9)}], kept=["y"])
     answer, _ = call_fresh(step, {"x": FRESH}, executor.fetch)
     assert adapter.calls > 1 and (answer["y"] == FRESH).all()
@@ -71,7 +77,7 @@ def test_images_of_timed_training_batches_all_differ_after_the_first_turn() -> N
         macs=0,
         built_s=float,
         executor=SimpleNamespace(forward_backward=None),
-        network=SimpleNamespace(require_loss=lambda: ("label", "loss")),
+        network=SimpleNamespace(require_loss=lambda: ("label", "loss"), as_written=None),
         feed=lambda number: np.resize(images[number, :8], images[number].shape),
         feed_whole=lambda number: images[number],
     )

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, re
 
 NETWORK = ["inference", "gradient", "training_step"]
 OPERATOR = ["forward", "backward"]
-FETCHED = "work outside the clock, when a timed answer is fetched"
+FETCHED = "work outside the clock, when"
 OUTSIDE = "work outside the clock, when feeding or fetching"
 REMEMBERED = "answers remembered instead of computed"
 
