@@ -38,7 +38,7 @@ _NO_KERNELS = {
 
 
 def _padded(node: Node, context: NodeContext) -> str:
-    whole = node.op_type == "Pad" and context.is_integer(node.inputs[0])
+    whole = node.op_type == "Pad" and str(context.dtypes.get(node.inputs[0])) in INTEGERS
     constant = whole and node.attributes.get("mode", "constant") == "constant"
     return "MXNet pads integers with those of the image only" if constant else ""
 
