@@ -17,21 +17,10 @@ import numpy as np
 from d5suite.instruments.recorder import Recorder
 from d5suite.levels.distributed import ANY, Communicator, Request
 from d5suite.measurements.base import Phase
-from d5suite.traces.events import CollectiveOp, Kind
+from d5suite.traces.events import COLLECTIVES, Kind
 
 MPI = "MPI"
 """Source file of regions that analysers take for calls of MPI."""
-
-COLLECTIVES = {
-    "broadcast": ("MPI_Bcast", CollectiveOp.BCAST, "coll_one2all"),
-    "reduce": ("MPI_Reduce", CollectiveOp.REDUCE, "coll_all2one"),
-    "all_reduce": ("MPI_Allreduce", CollectiveOp.ALLREDUCE, "coll_all2all"),
-    "reduce_scatter": ("MPI_Reduce_scatter", CollectiveOp.REDUCE_SCATTER, "coll_all2all"),
-    "all_gather": ("MPI_Allgather", CollectiveOp.ALLGATHER, "coll_all2all"),
-    "all_to_all": ("MPI_Alltoall", CollectiveOp.ALLTOALL, "coll_all2all"),
-    "barrier": ("MPI_Barrier", CollectiveOp.BARRIER, "barrier"),
-}
-"""By the communicator's name: MPI's name, OTF2's operation and the region's role."""
 
 _MESSAGES = {
     "send": "MPI_Send", "receive": "MPI_Recv", "isend": "MPI_Isend", "ireceive": "MPI_Irecv", "wait": "MPI_Wait",

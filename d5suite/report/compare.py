@@ -337,12 +337,12 @@ _IN_BACKENDS, _IN_MEASUREMENTS = re.compile(r"(?<=[^- ])(?=[- ])"), re.compile(r
 """Where names may be wrapped."""
 
 
-def _divided(name: str, room: int, places: re.Pattern[str]) -> str:
-    """Wrap a name into lines, at these places where possible."""
+def _divided(name: str, room: int, places: re.Pattern[str], indent: int = 2) -> str:
+    """Wrap a name into lines, at these places where possible; indent all lines but the first."""
     lines = [""]
     for part in places.split(name):
         if lines[-1] and len(lines[-1] + part) > room:
-            lines.append(f"  {part.strip()}")
+            lines.append(" " * indent + part.strip())
         else:
             lines[-1] += part
     return "\n".join(lines)
@@ -376,7 +376,7 @@ def _filled(
         drawn.add_column(column.heading, justify="right", no_wrap=True)
     first: dict[tuple[str, str], float] = {}
     for measurement in dict.fromkeys(measurement for measurement, *_ in chosen):
-        drawn.add_row(_divided(measurement, room, _IN_MEASUREMENTS) if room else "", style="bold")
+        drawn.add_row(_divided(measurement, room, _IN_MEASUREMENTS, indent=4) if room else "", style="bold")
         for name, (its_measurement, backend, _, info), ratio in zip(names, chosen, ratios, strict=True):
             if its_measurement != measurement:
                 continue

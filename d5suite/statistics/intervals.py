@@ -138,10 +138,10 @@ def interpolated_interval(samples: Sequence[float], confidence: float = 0.95) ->
     """Return the interval of the median between order statistics, at the confidence wanted.
 
     `median_interval` of 8 samples is their range, with 99.2%, because that without the outermost
-    ones has 93%; so one odd sample widens it at will. Between both lies the end that has 95%
+    ones has 93%; so one odd sample can widen it without limit. Ends between both have 95%
     (Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics",
-    Statistics & Probability Letters 4, 1986): nearly independent of the distribution, if it is
-    symmetric, as that of the logarithm of a ratio of two series of one kind.
+    Statistics & Probability Letters 4, 1986). The coverage is nearly the same for all symmetric
+    distributions, such as that of the logarithm of the ratio of two similar series.
 
     Parameters
     ----------

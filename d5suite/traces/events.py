@@ -109,6 +109,17 @@ class CollectiveOp(IntEnum):
     REDUCE_SCATTER_BLOCK = 16
 
 
+COLLECTIVES = {
+    "broadcast": ("MPI_Bcast", CollectiveOp.BCAST, "coll_one2all"),
+    "reduce": ("MPI_Reduce", CollectiveOp.REDUCE, "coll_all2one"),
+    "all_reduce": ("MPI_Allreduce", CollectiveOp.ALLREDUCE, "coll_all2all"),
+    "reduce_scatter": ("MPI_Reduce_scatter", CollectiveOp.REDUCE_SCATTER, "coll_all2all"),
+    "all_gather": ("MPI_Allgather", CollectiveOp.ALLGATHER, "coll_all2all"),
+    "all_to_all": ("MPI_Alltoall", CollectiveOp.ALLTOALL, "coll_all2all"),
+    "barrier": ("MPI_Barrier", CollectiveOp.BARRIER, "barrier"),
+}
+"""By the communicator's name: MPI's name, OTF2's operation and the region's role."""
+
 N_TO_N = frozenset({
     CollectiveOp.ALLGATHER, CollectiveOp.ALLGATHERV, CollectiveOp.ALLTOALL, CollectiveOp.ALLTOALLV,
     CollectiveOp.ALLTOALLW, CollectiveOp.ALLREDUCE, CollectiveOp.REDUCE_SCATTER, CollectiveOp.REDUCE_SCATTER_BLOCK,

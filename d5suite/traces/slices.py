@@ -14,25 +14,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from d5suite.traces.events import CollectiveOp, Comm, Events, Kind, Location, MetricSeries, Region, Trace
+from d5suite.traces.events import COLLECTIVES, CollectiveOp, Comm, Events, Kind, Location, MetricSeries, Region, Trace
 
 TOUCHING_NS = 2_000
 """By how much a slice may end after the one around it: profilers round times to microseconds."""
 
 _COLLECTIVES = {
-    "allreduce": ("MPI_Allreduce", "coll_all2all", CollectiveOp.ALLREDUCE),
-    "allgather": ("MPI_Allgather", "coll_all2all", CollectiveOp.ALLGATHER),
-    "reducescatter": ("MPI_Reduce_scatter", "coll_all2all", CollectiveOp.REDUCE_SCATTER),
-    "alltoall": ("MPI_Alltoall", "coll_all2all", CollectiveOp.ALLTOALL),
-    "broadcast": ("MPI_Bcast", "coll_one2all", CollectiveOp.BCAST),
-    "bcast": ("MPI_Bcast", "coll_one2all", CollectiveOp.BCAST),
-    "reduce": ("MPI_Reduce", "coll_all2one", CollectiveOp.REDUCE),
-    "gather": ("MPI_Gather", "coll_all2one", CollectiveOp.GATHER),
-    "scatter": ("MPI_Scatter", "coll_one2all", CollectiveOp.SCATTER),
-    "barrier": ("MPI_Barrier", "barrier", CollectiveOp.BARRIER),
+    **{name.replace("_", ""): call for name, call in COLLECTIVES.items()},
+    "bcast": COLLECTIVES["broadcast"],
+    "gather": ("MPI_Gather", CollectiveOp.GATHER, "coll_all2one"),
+    "scatter": ("MPI_Scatter", CollectiveOp.SCATTER, "coll_one2all"),
 }
-"""By a framework's name in lower case without separators: MPI's name, the region's role and the
-operation."""
+"""`COLLECTIVES` and more, by a framework's name in lower case without separators."""
 
 _TRANSPORT = re.compile(r"^(?:gloo|nccl|mpi|ucc|ccl|xla)[:_ ](?P<name>[a-z_]+?)(?:_base|_coalesced|_tensor)?$", re.I)
 _KERNEL = re.compile(r"^(?:nccl|rccl)(?:Dev)?Kernel_?(?P<name>[A-Za-z]+?)(?:_|$|<|\()")
@@ -94,7 +87,7 @@ def region_of(name: str, category: str = "", *, stream: bool = False) -> tuple[R
     if match:
         known = _COLLECTIVES.get(match["name"].lower().replace("_", ""))
         if known:
-            mpi, role, operation = known
+            mpi, operation, role = known
             return Region(mpi, role, True, "MPI"), operation
     default = "kernel" if stream else "function"
     return Region(name, _ROLES.get(category, default)), None

@@ -173,3 +173,11 @@ def test_an_undecided_contest_names_all_who_may_be_fastest(
     leads = page.partition('<table class="leads">')[2].partition("</table>")[0]
     over = leads.partition("too close to call:")[2].partition("</td>")[0]
     assert ">undecided<" in leads and "jax" in over and "mxnet" in over and "torch" not in over
+
+
+def test_a_round_of_no_samples_costs_its_own_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = benchmarks({"torch": 0.03, "jax": 0.02})
+    made[1]["extra_info"]["d5suite"]["turns"][0]["rounds"] = [0] * 6 + [12]
+    assert main(["compare", str(write(tmp_path / "out.json", made))]) == 0
+    shown = capsys.readouterr().out
+    assert "failed, without a result" in shown and "jax" in shown.partition("failed, without a result")[2]

@@ -102,8 +102,10 @@ def collapsed(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """Return 1 / (1 + exp(-x)), in a form that does not overflow."""
-    return 0.5 * (1 + np.tanh(0.5 * x))
+    """Return 1 / (1 + exp(-x)), exact to roundings for any x: nothing overflows or cancels."""
+    small = np.exp(-np.abs(x))
+    result: np.ndarray = np.where(x >= 0, 1, small) / (1 + small)
+    return result
 
 
 def lowest(dtype: np.dtype) -> Any:
