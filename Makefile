@@ -1,32 +1,41 @@
 # Needs Python 3.10-3.12 with its venv module, and make; everything else goes into .venv.
 #   make bench PYTHON=python3.12                       another interpreter (after `make clean`)
 #   PYTEST_ADDOPTS="--preset standard" make bench      options for pytest
+#   make study STUDY=mine.toml STUDY_FOLDER=mine       another study
 #   make test WORKERS=4                                test processes: more than cores, because some tests wait
 #   make bench RESULT=results/mine.json                another file (its series beside it, results/mine.h5)
 #   make horovod FRAMEWORKS=torch                      Horovod for fewer frameworks: four minutes each on 2 cores
 PYTHON ?= python3
 RESULT ?= results/latest.json
 WORKERS ?= 3
+STUDY ?= studies/frameworks_2core_cpu.toml
+STUDY_FOLDER ?= results/study-2core-cpu
 FRAMEWORKS ?= torch tensorflow mxnet
 VENV := .venv
 RUN := $(VENV)/bin/python
 SAY := printf 'd5suite: %s\n'
 
 .NOTPARALLEL:
-.PHONY: help bench horovod test test-all lint clean
+.PHONY: help bench study horovod test test-all lint docs clean
 
 help:
-	@echo "make bench      measure the recipes on the CPU frameworks (5 to 7 minutes on 2 cores); $(RESULT)"
+	@echo "make bench      measure the recipes on the CPU frameworks (about 5 minutes on 2 cores); $(RESULT)"
+	@echo "make study      run the study of frameworks and write its report (up to 3 hours; go on: again)"
 	@echo "make horovod    build Horovod for the frameworks (12 minutes on 2 cores, once on a machine)"
 	@echo "make test       test every behaviour and every adapter, on fewer cases (11 minutes on 2 cores)"
 	@echo "make test-all   run every test, those of make test among them (55 minutes)"
 	@echo "make lint       check style and types"
+	@echo "make docs       build the documentation as a site (a minute; build/docs/index.html)"
 	@echo "make clean      remove the environment and the caches; results stay"
 
 bench: $(VENV)/installed
 	@mkdir -p $(dir $(RESULT))
 	@$(SAY) "measuring; samples go to $(RESULT)"
 	@$(RUN) -m pytest recipes/ --benchmark-json $(RESULT)
+
+# Interrupted, it goes on when it is called again.
+study: $(VENV)/installed
+	@$(RUN) -m d5suite.cli study $(STUDY) --resume -o $(STUDY_FOLDER)
 
 # Horovod has no wheels for these frameworks. For Keras it uses the build for TensorFlow or PyTorch.
 horovod: $(VENV)/installed
@@ -61,8 +70,14 @@ lint: $(VENV)/installed-test
 		$(SAY) "$$check"; $(RUN) -m $$check || failed=yes; \
 	done; test -z "$$failed"
 
+# A warning fails the build. The pages of the Python API are written anew, since a module may be gone.
+docs: $(VENV)/installed-docs
+	@rm -rf docs/reference/api build/docs
+	@$(RUN) -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
+	@$(SAY) "open build/docs/index.html"
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) build docs/reference/api dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
 
 # A stamp marks a finished installation. An interrupted one leaves half-copied packages that pip considers installed, so
@@ -84,6 +99,15 @@ endef
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(call install,all,d5suite with its CPU frameworks: about a gigabyte and a few minutes,$(ALONE))
+
+# Needs no framework. The test tools include it.
+$(VENV)/installed-docs: pyproject.toml constraints.txt
+	@test -e $(RUN) || $(PYTHON) -m venv $(VENV)
+	@$(SAY) "installing the tools of the documentation"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --constraint constraints.txt \
+		--no-build-isolation --editable '.[docs]'
+	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(call install,all$(comma)test,the test tools,$(ALONE) $(ALONE_TEST))

@@ -1,7 +1,8 @@
-"""Errors of the models against published measurements.
+"""Errors of the models against published measurements, and against results of this suite.
 
-Prints a table: what, number of points, mean, median, 90th percentile and worst error. ``--fit``
-first fits the calibration again and prints it, for ``examples/machines/``.
+Prints tables: what, points, mean, median, 90th percentile and worst error. ``--fit`` first
+fits the calibration again and prints it, for ``examples/machines/``. Result files are judged by
+``benchmarks/models_of_results.py``; ``--measure DIR`` makes a small set first.
 
 Data
 ----
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,11 +26,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from d5suite.errors import D5Error
+from d5suite.models.ceilings import read_ceilings
 from d5suite.models.machine import Calibration, Machine, read_machine
 from d5suite.models.memory import memory_of
 from d5suite.models.plan import Plan
 from d5suite.models.step_time import step_time
 from d5suite.models.transformer import Transformer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # also if it is run as a script
+from benchmarks import models_of_results as of_results
+from benchmarks import published_convnets as convnets
 
 HERE = Path(__file__).parent
 MACHINES = HERE.parent / "examples" / "machines"
@@ -111,18 +120,111 @@ def fit(small: Machine, large: Machine) -> Calibration:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--fit", action="store_true", help="fit the calibration again, and print it")
+    parser.add_argument("files", type=Path, nargs="*", help="results of this suite, to judge its models on")
+    parser.add_argument(
+        "--results", type=Path, action="append", default=[], metavar="DIR",
+        help="a folder of results, such as raw/NAME of a study; its machine.json has the ceilings",
+    )  # fmt: skip
+    parser.add_argument("--machine", type=Path, help="ceilings of the machine that made them")
+    parser.add_argument("--measure", type=Path, metavar="DIR", help="measure a small set into this folder (see above)")
+    parser.add_argument("--backend", default="", help="of --measure (default: all installed)")
+    parser.add_argument("--batches", default="4,8", help="of --measure (%(default)s)")
+    parser.add_argument("--networks", default=",".join(of_results.NETWORKS), help="of --measure (%(default)s)")
+    parser.add_argument("--disturbed", action="store_true", help="use times of a disturbed machine, too")
+    parser.add_argument("--classes", action="store_true", help="also print the errors of each class of nodes")
+    parser.add_argument("--fit", action="store_true", help="fit the calibration of transformers again, and print it")
+    options = parser.parse_args()
+    console = Console(width=120)
+    files, machine = list(options.files), options.machine
+    try:
+        for folder in options.results:
+            found, own_machine = of_results.result_files(folder)
+            files, machine = files + found, machine or own_machine
+    except D5Error as error:
+        raise SystemExit(str(error)) from None
+    if not options.results and not files:
+        console.print(published(fit_again=options.fit))
+        console.print(published_networks())
+    if options.measure:
+        files += of_results.measure(options.measure, options.backend, options.batches, options.networks.split(","))
+        machine = machine or options.measure / "machine.json"
+    if not files:
+        return
+    rows, missing = of_results.lines(files, machine, disturbed=options.disturbed)
+    table = _table("relative error of models on this suite's results", "in interval")
+    for line in rows:
+        _add(table, line)
+    console.print(table)
+    for each in missing:
+        console.print(f"missing: {each}", markup=False, highlight=False)
+    if options.classes and machine is not None:
+        points = of_results.all_points(files, read_ceilings(machine), disturbed=options.disturbed)
+        console.print(_classes(of_results.class_errors(points)))
+
+
+def _table(title: str, last: str) -> Table:
+    table = Table(box=None, title=title)
+    for name in ("what", "points", "mean", "median", "90%", "worst", last):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    return table
+
+
+def _add(table: Table, line: of_results.Line) -> None:
+    covered = "" if line.covered is None else f"{line.covered:.0%}"
+    table.add_row(
+        line.what, str(len(line.errors)), *(f"{each:.2%}" for each in of_results.figures(line.errors)), covered
+    )
+
+
+def _classes(found: Iterable[of_results.ClassError]) -> Table:
+    table = Table(box=None, title="time of nodes of networks that were left out: predicted / measured")
+    for name in ("of", "class", "part of the time", "by network"):
+        table.add_column(name, justify="right" if name.startswith("part") else "left")
+    for each in found:
+        by_network = ", ".join(f"{name} {ratio:.2f}" for name, ratio in each.networks.items())
+        kind = f"{each.kind.backend}, {each.kind.measurement}"
+        table.add_row(kind, f"{each.name}, {each.direction}", f"{each.share:.0%}", by_network)
+    return table
+
+
+def published_networks() -> Table:
+    """Return the table of errors of convolutional networks against published rates."""
+    table = _table("relative error of steps of convolutional networks, each left out of the fit", "in interval")
+    known = {name: convnets.Published(name) for name in convnets.NAMES}
+    for name, each in known.items():
+        device = convnets.NAMES[name]
+        judged = each.left_out()
+        _add(table, of_results.Line(f"five networks on one {device}", [one.error for one in judged],
+                                    _share(one.covered for one in judged)))  # fmt: skip
+        steps = list(each.resnet50_steps())
+        for what, least, most in (("1", 1, 1), ("2 to 8", 2, 8), ("16 to 64", 16, 64)):
+            own = [found for rate, found in steps if least <= rate.devices <= most]
+            if own:
+                _add(table, of_results.Line(f"ResNet-50 on {what} {device}", [one.error for one in own],
+                                            _share(one.covered for one in own)))  # fmt: skip
+    few, many = convnets.goyal(known["p100-dgx1"])
+    for what, one in (("8", few), ("256", many)):
+        _add(table, of_results.Line(f"ImageNet in an hour, {what} P100, Caffe2", [one.error], float(one.covered)))
+    scaling = many.advice.seconds / few.advice.seconds / (many.seconds / few.seconds) - 1
+    _add(table, of_results.Line("ImageNet in an hour, 256 P100 against 8", [scaling]))
+    return table
+
+
+def _share(covered: Iterable[bool]) -> float:
+    return float(np.mean(list(covered)))
+
+
+def published(*, fit_again: bool) -> Table:
+    """Return the table of errors against published measurements."""
     small, large = (read_machine(MACHINES / f"a100-{size}gb.json") for size in (40, 80))
-    if parser.parse_args().fit:
+    if fit_again:
         found = fit(small, large)
         print({name: float(f"{value:.4g}") for name, value in asdict(found).items()})
         small, large = replace(small, calibration=found), replace(large, calibration=found)
     node = single_node()
-    table = Table(box=None, title="relative error of models")
-    for name in ("what", "points", "mean", "median", "90%", "worst", "published by others"):
-        table.add_column(name, justify="left" if name == "what" else "right")
+    table = _table("relative error of models", "published by others")
     for what, error, others in (
         ("iteration on one node, used for the fit", errors(node[::2], small), ""),
         ("iteration on one node, left out", errors(node[1::2], small), "vTrain 8.37% mean"),
@@ -134,10 +236,9 @@ def main() -> None:
         ),
         ("Megatron's activations, no fit", activation_errors(), "Calculon 2.08%, 8.74%"),
     ):
-        size = np.abs(error)
-        figures = (size.mean(), np.median(size), np.percentile(size, 90), size.max())
-        table.add_row(what, str(len(size)), *(f"{each:.2%}" for each in figures), others)
-    Console(width=120).print(table)
+        own = (f"{each:.2%}" for each in of_results.figures(error))
+        table.add_row(what, str(len(error)), *own, others)
+    return table
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 The marks: a million events a second written, a million analysed in 10 s and 1 GiB, a page that
 opens in 1 s and draws 95% of its frames in 16 ms. A frame's time is that of drawing it, as the page
-takes it.
+takes it. ``EVENTS=100000`` in the environment makes a smaller trace.
 
 ``pytest benchmarks/bench_traces.py -s`` prints the figures.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -21,65 +22,18 @@ import pytest
 from d5suite.report.timeline.write import page
 from d5suite.traces.analysis import analyse
 from d5suite.traces.archive import read_archive, write_archive
-from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, Events, Kind, Location, Region, Trace
+from d5suite.traces.events import Trace
 from d5suite.traces.hdf5 import write_hdf5
+from tests.traces.made import steps_of_ranks
 
-RANKS, EVENTS, LAYERS = 4, 1_000_000, 22
-
-REGIONS = [Region("step"), Region("MPI_Allreduce", "coll_all2all", True)]
-REGIONS += [Region(f"layer {number}") for number in range(LAYERS)]
+EVENTS = int(os.environ.get("EVENTS", "1_000_000"))
 
 FRAMES = 120
 
 
-def million() -> Trace:
-    """Steps of ranks that differ at random: layers one after the other, then an all-reduce."""
-    per_step = 2 + 2 * LAYERS + 3
-    steps = EVENTS // RANKS // per_step
-    rng = np.random.default_rng(0)
-    events = []
-    took = rng.integers(1_000, 9_000, (RANKS, steps, LAYERS))
-    ready = took.sum(axis=2) + 100 * LAYERS
-    begin = np.concatenate([[0], np.cumsum(ready.max(axis=0) + 20_000)[:-1]])
-    for rank in range(RANKS):
-        time_ns = np.zeros((steps, per_step), np.int64)
-        kind = np.full((steps, per_step), Kind.ENTER, np.int8)
-        region = np.zeros((steps, per_step), np.int32)
-        other = np.full((steps, per_step), -1, np.int32)
-        sizes = np.zeros((steps, per_step), np.int64)
-        time_ns[:, 0] = begin
-        inner = np.cumsum(took[rank] + 100, axis=1)
-        time_ns[:, 1 : 1 + 2 * LAYERS : 2] = begin[:, None] + inner - took[rank]
-        time_ns[:, 2 : 2 + 2 * LAYERS : 2] = begin[:, None] + inner
-        kind[:, 2 : 2 + 2 * LAYERS : 2] = Kind.LEAVE
-        region[:, 1 : 1 + 2 * LAYERS : 2] = region[:, 2 : 2 + 2 * LAYERS : 2] = np.arange(2, 2 + LAYERS)
-        last = begin + ready.max(axis=0) + 10_000
-        time_ns[:, -4] = begin + ready[rank]
-        time_ns[:, -3:] = last[:, None]
-        kind[:, -3:] = Kind.COLLECTIVE, Kind.LEAVE, Kind.LEAVE
-        region[:, -4:] = 1, CollectiveOp.ALLREDUCE, 1, 0
-        other[:, -3], sizes[:, -3] = 0, 4096
-        none = np.full(steps * per_step, -1, np.int64)
-        columns = [
-            time_ns.ravel(),
-            kind.ravel(),
-            region.ravel(),
-            other.ravel(),
-            none,
-            none,
-            sizes.ravel(),
-            sizes.ravel(),
-            none,
-        ]
-        types = COLUMNS.values()
-        events.append(Events(*(np.asarray(each, dtype) for each, dtype in zip(columns, types, strict=True))))
-    locations = [Location("main", f"rank {rank}", "host") for rank in range(RANKS)]
-    return Trace(locations, REGIONS, [Comm("world", tuple(range(RANKS)))], events)
-
-
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    made = million()
+    made = steps_of_ranks(EVENTS)
     assert len(made) > 0.95 * EVENTS
     return made
 
@@ -130,11 +84,11 @@ def test_look_at_it(trace: Trace, tmp_path: Path) -> None:
         tab.wait_for_function("document.documentElement.dataset.ready && timeline.frames.length")
         opened = time.perf_counter() - start
         frames = {}
-        tab.focus("canvas")
+        tab.focus("#canvas")
         for name, keys in {"zoomed out": [], "half way": ["+"] * 5, "zoomed in": ["+"] * 10}.items():
             for key in keys:
                 tab.keyboard.press(key)
-            frames[name] = tab.evaluate(_FRAMES, FRAMES)
+            frames[name] = tab.evaluate(_FRAMES, [FRAMES, ["ArrowRight", "ArrowLeft"] if keys else ["+", "-"]])
         browser.close()
     print(f"\npage of {len(content) / 1e6:.1f} MB opened in {opened:.2f} s")
     for name, times in frames.items():
@@ -143,10 +97,10 @@ def test_look_at_it(trace: Trace, tmp_path: Path) -> None:
     assert all(len(times) >= FRAMES / 2 and np.percentile(times, 95) <= 16 for times in frames.values()) and opened <= 1
 
 
-_FRAMES = """async count => {
+_FRAMES = """async ([count, keys]) => {
   timeline.frames.length = 0;
   for (let number = 0; number < count; number++) {
-    const key = number % 2 ? "ArrowLeft" : "ArrowRight";
+    const key = keys[number % 2];
     document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
     await new Promise(requestAnimationFrame);
     await new Promise(requestAnimationFrame);

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from d5suite.network.operation import Operation as Operation
     from d5suite.optimizers.settings import SGD as SGD
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {
     "CustomOperator": "d5suite.network.custom",

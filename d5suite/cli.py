@@ -1,6 +1,6 @@
 """The command ``d5suite``: machine, backends, networks, data and results.
 
-To measure, run pytest: ``pytest recipes/``.
+To measure: ``d5suite bench``, or in a checkout ``pytest recipes/``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from d5suite.commands import (
     ab,
     advise,
     backends,
+    bench,
     bisect,
     compare,
     conformance,
+    crossover,
     data,
     doctor,
     explain,
@@ -27,14 +29,18 @@ from d5suite.commands import (
     operators,
     report,
     roofline,
+    simulate,
     slurm,
+    study,
     trace,
+    tune,
 )
 from d5suite.errors import D5Error, escaped
 
 COMMANDS = (
+    bench,
     doctor, backends, operators, compare, ab, bisect, conformance, network, data, slurm, report, layers, history, trace,
-    advise, machine, roofline, explain,
+    advise, machine, roofline, explain, simulate, study, crossover, tune,
 )  # fmt: skip
 """In the order of ``d5suite --help``."""
 
@@ -47,17 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0 on success; 1 if a backend does not conform, two datasets differ, or no backend can run a
         network; 2 after an error, which is printed to standard error; 130 after Ctrl-C.
-        ``conformance`` returns pytest's exit code; ``compare`` of two files and ``ab`` have codes
-        of their own (`d5suite.report.verdicts.Exit`).
+        ``bench`` and ``conformance`` return pytest's exit code; ``compare`` of two files and
+        ``ab`` have codes of their own (`d5suite.report.verdicts.Exit`).
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters
             stream.reconfigure(errors="replace")
-    parser = _parser()
+    parser = command_line()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    cut = words.index("--") if "--" in words and words[0] in ("slurm", "ab", "bisect") else len(words)
+    cut = _first_of_pytest(words)
     options = parser.parse_args(words[:cut])
-    options.further = words[cut + 1 :]  # pytest options for `slurm run`, `ab` and `bisect`
+    options.further = words[cut + 1 :] if words[cut : cut + 1] == ["--"] else words[cut:]
     if not hasattr(options, "run"):
         parser.print_help()
         return 0
@@ -82,18 +88,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _first_of_pytest(words: Sequence[str]) -> int:
+    """Return the index of the first word for pytest, which some commands pass options on to."""
+    if words[:1] == ["bench"]:
+        return 1 + bench.find_pytest_options(words[1:])
+    return words.index("--") if "--" in words and words[0] in ("slurm", "ab", "bisect", "tune") else len(words)
+
+
 def _complain(text: str) -> None:
     """Write to standard error without control characters: paths and names come from anywhere."""
     sys.stderr.write(escaped(text.expandtabs()))
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of all commands, which the documentation reads, too."""
     from d5suite import __version__
 
     parser = argparse.ArgumentParser(
         prog="d5suite",
         description="Deep-learning benchmarks: described once, run natively on every framework, proved before timed.",
-        epilog="To measure: pytest recipes/ --benchmark-json out.json, or pytest operators/",
+        epilog="In a checkout also: pytest recipes/ --benchmark-json out.json, or pytest operators/",
     )
     parser.add_argument("--version", action="version", version=f"d5suite {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

@@ -22,13 +22,14 @@ import stat
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from d5suite.errors import DataError, JobError
+from d5suite.errors import ConfigurationError, DataError, JobError
 
 if TYPE_CHECKING:
     import h5py
@@ -38,6 +39,9 @@ LARGEST_JSON = 256 << 20
 
 DEEPEST_JSON = 100
 """Most levels of lists and objects in a JSON file; a result has about 12."""
+
+LARGEST_TOML = 1 << 20
+"""Limit of a TOML file in bytes: a study, a profile, thresholds."""
 
 _LONGEST_INTEGER = 22  # characters of 2**64 - 1 and a sign
 _MOST_DIGITS = 4000  # Python converts a few more, in either direction
@@ -50,6 +54,9 @@ PATIENCE_S = 1.0
 ABANDONED_S = 3600.0
 """Age in seconds from which a temporary file counts as abandoned by a killed process; writing takes
 seconds, and updates the time."""
+
+GZIP = ".gz"
+"""The suffix of a packed file."""
 
 PARTIAL = ".partial"
 """The suffix of an unfinished folder."""
@@ -110,17 +117,24 @@ class PendingFile:
                     if left.lstat().st_mtime < oldest:
                         left.unlink()
 
-    def commit(self) -> None:
-        """Flush the temporary file to disk and rename it to ``path``."""
-        commit_all([self])
+    def commit(self, *, durable: bool = True) -> None:
+        """Flush the temporary file to disk, if it is to be durable, and rename it to ``path``."""
+        commit_all([self], durable=durable)
 
     def discard(self) -> None:
         """Delete the temporary file unless it was committed."""
         self.temporary.unlink(missing_ok=True)
 
 
-def commit_all(files: Sequence[PendingFile]) -> None:
+def commit_all(files: Sequence[PendingFile], *, durable: bool = True) -> None:
     """Put several files in place: all of them, or none after an error.
+
+    Parameters
+    ----------
+    files : sequence of PendingFile
+    durable : bool
+        Whether to flush them to disk first, so that they survive a crash of the system. Files that
+        are read by this run only need not be.
 
     Raises
     ------
@@ -130,8 +144,9 @@ def commit_all(files: Sequence[PendingFile]) -> None:
     mask = os.umask(0)
     os.umask(mask)
     for each in files:
-        with each.temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        if durable:
+            with each.temporary.open("rb") as file:
+                os.fsync(file.fileno())
         os.chmod(each.temporary, 0o666 & ~mask)
     earlier = [each.temporary.with_suffix(".old") for each in files]
     try:
@@ -153,7 +168,7 @@ def commit_all(files: Sequence[PendingFile]) -> None:
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path; rename it to ``path`` on success, delete it on failure.
 
     Raises
@@ -164,7 +179,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     pending = PendingFile(path)
     try:
         yield pending.temporary
-        pending.commit()
+        pending.commit(durable=durable)
     finally:
         pending.discard()
 
@@ -294,7 +309,7 @@ def is_special(path: Path) -> bool:
         return False
 
 
-def write_bytes(path: Path, content: bytes | memoryview) -> None:
+def write_bytes(path: Path, content: bytes | memoryview, *, durable: bool = True) -> None:
     """Write a file atomically; write directly to a special file such as a pipe or terminal.
 
     Raises
@@ -306,7 +321,7 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
         _write_special(path, content)
         return
     try:
-        with atomic_path(path) as temporary:
+        with atomic_path(path, durable=durable) as temporary:
             temporary.write_bytes(content)
     except OSError as error:
         needed = f"{error.strerror}; {len(content):,} bytes are needed"
@@ -355,7 +370,7 @@ def write_to_reader(file: BinaryIO, content: bytes, patience_s: float) -> None:
 
 
 @contextlib.contextmanager
-def atomic_hdf5(path: Path) -> Iterator[h5py.File]:
+def atomic_hdf5(path: Path, *, durable: bool = True) -> Iterator[h5py.File]:
     """Yield a new HDF5 file; write it to ``path`` on success.
 
     It is built in memory, because a full disk crashes the HDF5 library (segmentation fault).
@@ -370,7 +385,7 @@ def atomic_hdf5(path: Path) -> Iterator[h5py.File]:
     image = io.BytesIO()
     with h5py.File(image, "w") as file:
         yield file
-    write_bytes(path, image.getbuffer())
+    write_bytes(path, image.getbuffer(), durable=durable)
 
 
 @contextlib.contextmanager
@@ -434,13 +449,30 @@ def given_path(text: str) -> Path:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Read a small file, which may come from anywhere.
+    """Read a small file, which may come from anywhere; unpack one whose name ends with `GZIP`.
 
     Raises
     ------
     OSError
-        If it is missing, not a regular file, or larger than ``most`` bytes.
+        If it is missing, not a regular file, larger than ``most`` bytes, packed or not, or no whole
+        gzip file.
     """
+    content = _read_packed(path, most)
+    if path.suffix != GZIP:
+        return content
+    unpack = zlib.decompressobj(wbits=31)  # 31: a gzip header and trailer; zlib.h, inflateInit2
+    try:
+        unpacked = unpack.decompress(content, most + 1)
+    except zlib.error:
+        unpacked = b""
+    if len(unpacked) > most:
+        raise OSError(errno.EFBIG, f"unpacked, it has more than the {most:,} bytes that are read", str(path))
+    if not unpack.eof:
+        raise OSError(errno.EINVAL, "this is not a whole gzip file", str(path))
+    return unpacked
+
+
+def _read_packed(path: Path, most: int) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
@@ -546,6 +578,27 @@ def _check_depth(content: Any) -> None:
         if not level:
             return
     raise RecursionError
+
+
+def read_toml(path: Path) -> tuple[dict[str, Any], str]:
+    """Read a small TOML file, which may come from anywhere; return its content and its text.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is missing, not a regular file, larger than `LARGEST_TOML`, or not TOML.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        text = read_bounded(path, LARGEST_TOML).decode("utf-8-sig")
+        return tomllib.loads(text), text
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the file: {error.strerror}", where=str(path)) from None
+    except (ValueError, RecursionError) as error:  # TOML's and Unicode's errors are values'
+        raise ConfigurationError(f"not valid TOML: {error}", where=str(path)) from None
 
 
 def import_file(file: str | Path) -> ModuleType:

@@ -48,7 +48,7 @@ OPERATOR_FILES = {"__init__.py", "context.py", "operator.py", "table.py", *(f"{f
 SHARED_NAMES = {"NUMPY_BINARY": NUMPY_BINARY, "NUMPY_UNARY": NUMPY_UNARY}
 """Tables of operators that an adapter's ``OPERATORS`` may take whole."""
 
-ADAPTER_FILES = {"__init__.py", *(f"{module}.py" for module in MODULES)}
+ADAPTER_FILES = {"__init__.py", "knobs.py", *(f"{module}.py" for module in MODULES)}
 FURTHER_FILES = {"torch": {"graphs.py"}, "deep500": {"bridge.py", "repairs.py"}, "keras": {"engine.py"}}
 """What one adapter has beyond the others: PyTorch's CUDA graphs, the way back into deep500 and
 repairs of it, and Keras's own backends."""
@@ -57,7 +57,7 @@ LONGEST = 500
 """Lines of a file that need no reason; a longer one says "One file, because ..." in its
 docstring."""
 
-MARKDOWN = [path for folder in (PAGE.parent, PAGE.parents[1]) for path in sorted(folder.glob("*.md"))]
+MARKDOWN = [*sorted(PAGE.parent.rglob("*.md")), *sorted(PAGE.parents[1].glob("*.md"))]
 WIDEST = 100
 """Characters of a line of prose."""
 
@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "custom": {"custom", "network", "errors", "files"},
     "optimizers": {"optimizers", "errors"},
     "levels": {"levels", "network", "optimizers", "errors"},
-    "distributed": {"distributed", "levels", "optimizers", "errors"},
+    "distributed": {"distributed", "levels", "network", "optimizers", "errors"},
     "data": {"data", "errors", "files"},
     "statistics": {"statistics", "errors"},
     "instruments": {"instruments", "statistics", "errors"},
@@ -78,19 +78,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "job": {"job", "errors", "files"},
     "traces": {"traces", "instruments", "errors", "files"},
     "models": {"models", "errors", "files"},
+    "simulation": {"simulation", "distributed", "levels", "network", "models", "traces", "errors", "files"},
     "ceilings": {
         "ceilings", "backends", "custom", "distributed", "instruments", "job", "launch", "models", "network",
         "statistics", "errors", "files",
     },
     "launch": {"launch", "job", "instruments", "errors", "files"},
     "backends": {"backends", "distributed", "levels", "network", "custom", "optimizers", "data", "errors"},
+    "workflows": {
+        "workflows", "distributed", "levels", "network", "optimizers", "validate", "registry", "errors", "files",
+    },
     "workloads": {
-        "workloads", "backends", "distributed", "levels", "network", "custom", "optimizers", "data", "instruments",
-        "validate", "job", "errors", "files",
+        "workloads", "workflows", "backends", "distributed", "levels", "network", "custom", "optimizers", "data",
+        "instruments", "validate", "job", "errors", "files",
     },
     "measurements": {
-        "measurements", "workloads", "distributed", "levels", "network", "optimizers", "data", "statistics",
-        "instruments", "training", "validate", "registry", "errors", "files",
+        "measurements", "workloads", "workflows", "distributed", "levels", "network", "optimizers", "data",
+        "statistics", "instruments", "training", "validate", "registry", "errors", "files",
     },
     "passes": {
         "passes", "measurements", "workloads", "distributed", "levels", "instruments", "statistics", "validate",
@@ -100,25 +104,30 @@ MAY_IMPORT: dict[str, set[str]] = {
         "worker", "passes", "measurements", "workloads", "distributed", "instruments", "validate", "launch", "job",
         "errors",
     },
+    "tuning": {
+        "tuning", "session", "cases", "backends", "data", "distributed", "levels", "launch", "instruments", "models",
+        "statistics", "job", "errors", "files",
+    },
     "cases": {
-        "cases", "passes", "measurements", "backends", "distributed", "levels", "network", "custom", "optimizers",
-        "data", "instruments", "job", "errors",
+        "cases", "passes", "measurements", "workflows", "backends", "distributed", "levels", "network", "custom",
+        "optimizers", "data", "instruments", "job", "errors",
     },
     "session": {
         "session", "cases", "passes", "measurements", "backends", "launch", "job", "instruments", "statistics",
         "errors", "files",
     },
+    "study": {"study", "backends", "errors", "files"},
     "report": {
         "report", "passes", "measurements", "backends", "network", "instruments", "statistics", "traces", "models",
-        "errors", "files",
+        "study", "errors", "files",
     },
     "pytest_plugin": {
-        "pytest_plugin", "session", "cases", "passes", "measurements", "report", "backends", "distributed",
+        "pytest_plugin", "tuning", "session", "cases", "passes", "measurements", "report", "backends", "distributed",
         "optimizers", "data", "statistics", "instruments", "launch", "job", "errors", "files",
     },
     "commands": {
-        "commands", "pytest_plugin", "session", "launch", "report", "testing", "backends", "network", "data",
-        "instruments", "traces", "models", "ceilings", "errors", "files",
+        "commands", "pytest_plugin", "tuning", "session", "launch", "report", "testing", "backends", "levels",
+        "network", "data", "instruments", "traces", "models", "simulation", "ceilings", "study", "errors", "files",
     },
     "cli": {"commands", "report", "errors"},
     "testing": {

@@ -4,6 +4,10 @@ formats."""
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
+import subprocess
+import sys
 import time
 import types
 from pathlib import Path
@@ -152,3 +156,27 @@ def test_a_format_that_is_clearly_faster_or_slower_needs_no_more_rounds() -> Non
         assert not bench_formats.goes_on(times)
         assert bench_formats.slower(times) == found
     assert bench_formats.goes_on(series(0.8, 0.05, bench_formats.LEAST_ROUNDS - 1))
+
+
+def test_a_run_over_limited_links_that_is_ended_leaves_none_behind(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    for name in ("ip", "tc"):  # which note what they are asked for
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> "{said}"\n')
+        program.chmod(0o755)
+    code = (
+        "import time\nfrom benchmarks.bench_transfers import links\n"
+        "with links(2, '1gbit'):\n    print('made', flush=True)\n    time.sleep(60)\n"
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    here = Path(__file__).parents[1]
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, cwd=here, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None and run.stdout.readline() == "made\n"
+        run.terminate()
+        assert run.wait(60) == 128 + signal.SIGTERM
+    lines = said.read_text().splitlines()
+    made = {line.split()[-1] for line in lines if line.startswith("ip netns add")}
+    assert len(made) == 2 and made == {line.split()[-1] for line in lines if line.startswith("ip netns del")}
+    assert any(line.startswith("ip link del") for line in lines)

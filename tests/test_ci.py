@@ -17,6 +17,10 @@ from tests.conftest import plugin_environment, write_recipe
 
 ROOT = Path(__file__).parents[1]
 ACTION = ROOT / ".github/actions/paired-comparison"
+WORKFLOWS = [
+    *sorted((ROOT / ".github/workflows").glob("*.yml")),
+    ROOT / "examples/ci/pull-request-gate.yml",
+]
 HERE = Path(sys.executable).parents[1]
 """This environment, whose d5suite is measured."""
 
@@ -24,7 +28,7 @@ HERE = Path(sys.executable).parents[1]
 @pytest.mark.parametrize(
     ("schema", "files", "options"),
     [
-        ("github-workflows", [ROOT / ".github/workflows/tests.yml", ROOT / ".github/workflows/regression.yml"], []),
+        ("github-workflows", WORKFLOWS, []),
         ("github-actions", [ACTION / "action.yml"], []),
         ("gitlab-ci", [ROOT / "examples/ci/gitlab-ci.yml"], ["--data-transform", "gitlab-ci"]),
     ],

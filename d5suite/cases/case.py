@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +35,11 @@ class Settings:
     ----------
     preset, device, precision : str
     threads, seed, loader_workers : int
-    batch_size : int, optional
+    batch_size, image_size : int, optional
+    coupling, placement : str, optional
+    capacity : int, optional
+        Of a workflow: the kind of its couplings, where its ranks are, and how many messages fit
+        into the buffers of its couplings.
     optimizer : Optimizer, optional
     datasets : mapping of str to Path or None
         Paths of datasets; without a path a small synthetic dataset is made and cached.
@@ -69,6 +73,10 @@ class Settings:
         Passes over each prepared step, and the file that defines each, if d5suite does not.
     wait_quiet_s : float, optional
         How long the session may wait for a quiet machine, in total.
+    environment : mapping of str to str
+        Further environment variables of the workers.
+    tuned : mapping of (str, str, str) to mapping of str to object
+        By case, backend and mode: fields of these settings that have other values there.
     write_jobs, from_jobs : Path, optional
         Folder of jobs that run elsewhere: where to write them, and where to read their results.
     """
@@ -80,6 +88,10 @@ class Settings:
     seed: int = 0
     loader_workers: int = 0
     batch_size: int | None = None
+    image_size: int | None = None
+    coupling: str | None = None
+    placement: str | None = None
+    capacity: int | None = None
     optimizer: Optimizer | None = None
     datasets: Mapping[str, Path | None] = field(default_factory=dict)
     timeout_s: float | None = None
@@ -97,6 +109,8 @@ class Settings:
     divides_batch: bool = False
     passes: Mapping[str, str | None] = field(default_factory=lambda: dict.fromkeys(DEFAULT))
     wait_quiet_s: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    tuned: Mapping[tuple[str, str, str], Mapping[str, Any]] = field(default_factory=dict)
     write_jobs: Path | None = None
     from_jobs: Path | None = None
 
@@ -104,6 +118,10 @@ class Settings:
     def elsewhere(self) -> Path | None:
         """The folder of jobs that run elsewhere, if any."""
         return self.write_jobs or self.from_jobs
+
+    def of(self, case: str, backend: str, mode: str) -> Settings:
+        """Return the settings of one case on one backend in one mode."""
+        return replace(self, **self.tuned.get((case, backend, mode), {}))
 
 
 @dataclass(frozen=True)
@@ -117,7 +135,7 @@ class Shared:
     trajectory : str
         File for this backend's float64 trajectory.
     peers : list of str
-        Trajectories of the backends that ran before.
+        Trajectories of backends that were started before, whether or not they exist yet.
     """
 
     reference: str
@@ -173,6 +191,10 @@ class Case(ABC):
     def runners(self, settings: Settings) -> list[Runner] | None:
         """Return the runners that replace the chosen backends; None to use the backends."""
         return None
+
+    def of_ranks(self, ranks: Ranks) -> tuple[Ranks, str | None]:
+        """Return ranks as the case uses them, and why it cannot use so many, or None."""
+        return ranks, None
 
     def why_excluded(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
         """Return why the options exclude a measurement, or None.

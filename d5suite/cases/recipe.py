@@ -187,7 +187,11 @@ class Recipe(Case, Declaration):
     on_request: bool = False
     file: Path = field(default_factory=declared_in, compare=False, repr=False)
 
-    knobs = ("threads", "batch-size", "precision")
+    @property
+    def knobs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What can be swept; digits and a file have one image size."""
+        own = ("image-size",) if self.dataset in ("imagenet", "openimages") else ()
+        return ("threads", "batch-size", "precision", *own)
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -274,7 +278,7 @@ class Recipe(Case, Declaration):
             return f"{self.name} has no {REDUCED!r} preset, and {backend.name} needs one: {backend.reduced}"
         if not self._is_reduced(backend) and settings.preset not in (None, *self.presets):
             return None  # `check` raises
-        name, chosen = self.preset_for(backend, settings.preset)
+        name, chosen = self.sized_preset(backend, settings)
         if measurement.name in chosen.leaves_out:
             return f"preset {name!r} leaves out {measurement.name}: {chosen.leaves_out[measurement.name]}"
         if measurement.trains and chosen.training is None:
@@ -304,7 +308,7 @@ class Recipe(Case, Declaration):
     def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
         from d5suite.data.drawing import MAX_CLASSES
 
-        name, preset = self.preset_for(backend, settings.preset)
+        name, preset = self.sized_preset(backend, settings)
         batch = settings.batch_size or preset.batch_size
         self._require_memory(settings, batch, 3 * 4 * preset.image_size**2)
         if self.dataset == "digits" or settings.datasets.get(self.dataset) is not None:
@@ -347,7 +351,7 @@ class Recipe(Case, Declaration):
         shared: Shared,
     ) -> NetworkCase:  # fmt: skip
         assert selection is not None
-        name, preset = self.preset_for(selection.backend, settings.preset)
+        name, preset = self.sized_preset(selection.backend, settings)
         network = {"onnx" if self.network.endswith(".onnx") else "zoo": self.network}
         optimizer = settings.optimizer or preset.optimizer or self.optimizer
         return NetworkCase(
@@ -414,6 +418,11 @@ class Recipe(Case, Declaration):
     def preset_for(self, backend: Backend, name: str | None) -> tuple[str, Preset]:
         """Return the preset at which a backend runs if this one, or the default, is requested."""
         return self.preset(REDUCED if self._is_reduced(backend) else name)
+
+    def sized_preset(self, backend: Backend, settings: Settings) -> tuple[str, Preset]:
+        """Return the preset of `preset_for`, with images of the size that is swept."""
+        name, preset = self.preset_for(backend, settings.preset)
+        return name, replace(preset, image_size=settings.image_size) if settings.image_size else preset
 
     def _is_reduced(self, backend: Backend) -> bool:
         """Return whether a backend is too slow for this recipe; False if it runs no network."""

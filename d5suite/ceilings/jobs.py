@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from d5suite.backends import Selection
 from d5suite.ceilings.combine import way_of
+from d5suite.distributed.calls import BURST, PAUSE_S
 from d5suite.distributed.communicators import COMMUNICATORS, problem
 from d5suite.errors import D5Error, JobError
 from d5suite.job import TIME, CollectiveCase, Distributed, Job, Measured, OperationCase, Result, result_path
 from d5suite.launch.base import Launch, Limits, interpreter
 from d5suite.launch.run import run_job
+from d5suite.models.communication import LogGP, loggp
 from d5suite.network.operation import PRECISIONS, Operation
 from d5suite.statistics.messages import line_intervals
 
@@ -122,27 +127,65 @@ def transport_way(
     -------
     dict or None, list of str
         ``alpha_s`` and ``beta_s_per_byte`` of a message in one direction, each with its interval,
-        and ``disturbed``; or why it is missing.
+        ``loggp`` and ``disturbed``; or why it is missing.
     """
-    case = CollectiveCase(
-        name="ping_pong", preset="ceiling", measurements=["collectives"],
-        sampling={"max_time_s": seconds, "min_rounds": 10}, collective="ping_pong", sizes=list(SIZES),
-    )  # fmt: skip
+
+    def case(collective: str, sizes: Sequence[int]) -> CollectiveCase:
+        return CollectiveCase(
+            name=collective, preset="ceiling", measurements=["collectives"],
+            sampling={"max_time_s": seconds, "min_rounds": 10}, collective=collective, sizes=list(sizes),
+        )  # fmt: skip
+
+    cases = [case("ping_pong", SIZES), *(case(each, SIZES[:2]) for each in ("ping_burst", "ping_paced"))]
     how = Distributed(scheme="", communicator=name, launcher=COMMUNICATORS[name].launcher, oversubscribe=threads < 2)
     job = Job(
         backend={"name": name, "mode": "native"}, device=device, precision="fp32", threads=max(2, threads), seed=0,
-        cases=[case], passes=[TIME], ranks=2, distributed=how,
+        cases=list(cases), passes=[TIME], ranks=2, distributed=how,
     )  # fmt: skip
     found, missing = _measured(job, folder, f"ping-pong-{name}", memory_bytes, name)
-    for _, measured in found:
-        samples = {size: measured.series[f"seconds_of_{size}_bytes"] for size in SIZES}
-        line, alpha, beta = line_intervals({size: [each / 2 for each in own] for size, own in samples.items()})
-        return {
-            "what": "transport", "transport": name, "alpha_s": line.alpha_s, "alpha_interval_s": list(alpha),
-            "beta_s_per_byte": line.beta_s_per_byte, "beta_interval_s_per_byte": list(beta),
-            "residual": line.residual, "bytes": [SIZES[0], SIZES[-1]], "disturbed": _disturbed(measured),
-        }, missing  # fmt: skip
-    return None, missing
+    by_call = {key.partition("/")[0]: measured for key, measured in found}
+    if "ping_pong" not in by_call:
+        return None, missing
+    played = by_call["ping_pong"]
+    samples = {size: played.series[f"seconds_of_{size}_bytes"] for size in SIZES}
+    line, alpha, beta = line_intervals({size: [each / 2 for each in own] for size, own in samples.items()})
+    way = {
+        "what": "transport", "transport": name, "alpha_s": line.alpha_s, "alpha_interval_s": list(alpha),
+        "beta_s_per_byte": line.beta_s_per_byte, "beta_interval_s_per_byte": list(beta),
+        "residual": line.residual, "bytes": [SIZES[0], SIZES[-1]], "disturbed": _disturbed(played),
+    }  # fmt: skip
+    if len(by_call) == len(cases):
+        small = [each.series[f"seconds_of_{SIZES[0]}_bytes"] for each in by_call.values()]
+        way["loggp"] = loggp_intervals(*small, beta=line.beta_s_per_byte)
+        way["disturbed"] = list(dict.fromkeys(reason for each in by_call.values() for reason in _disturbed(each)))
+    return way, missing
+
+
+def loggp_intervals(
+    single: Sequence[float], burst: Sequence[float], paced: Sequence[float], *, beta: float, draws: int = 200
+) -> dict[str, list[float]]:
+    """Return LogGP's parameters of small messages, each with the ends of its 95% interval.
+
+    Parameters
+    ----------
+    single, burst, paced : sequence of float
+        Samples of ``ping_pong``, ``ping_burst`` and ``ping_paced``, in seconds.
+    beta : float
+        Seconds per byte.
+    draws : int
+        Of a bootstrap over the samples.
+    """
+    rng, samples = np.random.default_rng(0), (single, burst, paced)
+
+    def of(values: Sequence[float]) -> list[float]:
+        found = loggp(*values, messages=BURST, pause_s=PAUSE_S, beta=beta)
+        return list(vars(found).values())
+
+    best = of([float(np.median(each)) for each in samples])
+    drawn = [of([float(np.median(rng.choice(each, len(each)))) for each in samples]) for _ in range(draws)]
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    names = [each.name for each in fields(LogGP)]
+    return {name: list(map(float, each)) for name, *each in zip(names, best, low, high, strict=True)}
 
 
 def _disturbed(measured: Measured) -> list[str]:

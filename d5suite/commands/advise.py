@@ -1,4 +1,8 @@
-"""``d5suite advise``: how to divide the training of a network among devices."""
+"""``d5suite advise``: how to divide the training of a network among devices.
+
+GPT-like transformers have a model that published steps calibrate; other networks one that is fitted
+to results of this suite.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
     from d5suite.models.machine import Machine
     from d5suite.models.plan import Plan
     from d5suite.models.transformer import Transformer
+    from d5suite.network.model import Network
 
 
 UNJUDGED = "no measurement stands behind gradients that cross the network"
@@ -23,20 +28,35 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     command = commands.add_parser("advise", help="rank ways to divide the training of a network among devices")
     command.add_argument(
-        "network", metavar="gpt:layers=N,hidden=N,heads=N",
-        help="a GPT-like transformer; also sequence=N (2048) and vocabulary=N (51200)",
+        "network", metavar="NAME|FILE.onnx|gpt:layers=N,hidden=N,heads=N",
+        help="a network of the zoo, an ONNX file, or a GPT-like transformer; that also with sequence=N (2048) and "
+        "vocabulary=N (51200)",
     )  # fmt: skip
     command.add_argument(
         "--machine", type=given_path, required=True, metavar="FILE", help="a machine file: docs/models.md"
     )
     command.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the machine (%(default)s)")
-    command.add_argument("--batch", type=int, required=True, metavar="N", help="sequences of a step")
+    command.add_argument(
+        "--batch", required=True, metavar="N[,…]", help="images or sequences of a step; several compete"
+    )
     command.add_argument(
         "--goal", choices=("time", "memory", "cost"), default="time",
-        help="seconds of a step, bytes on a device, or device-seconds of a step (%(default)s)",
+        help="seconds, bytes on a device, or device-seconds, of a step or, of several batches, an image (%(default)s)",
     )  # fmt: skip
     command.add_argument("--top", type=int, default=8, metavar="N", help="plans to show (%(default)s)")
     command.add_argument("--json", action="store_true", help="print all plans as JSON instead of a table")
+    own = command.add_argument_group("networks of the zoo and ONNX files")
+    own.add_argument(
+        "--results",
+        type=given_path,
+        action="append",
+        default=[],
+        metavar="RESULT.json",
+        help="results of at least three other networks on the machine, made with --passes layers,memory; repeat it",
+    )
+    own.add_argument("--backend", metavar="NAME[:MODE]", help="whose results (default: the only one there)")
+    own.add_argument("--threads", type=int, metavar="N", help="CPU threads of a rank (default: the only number there)")
+    own.add_argument("--image-size", type=int, default=224, metavar="PIXELS", help="%(default)s")
     command.set_defaults(run=_run)
 
 
@@ -48,17 +68,16 @@ def _run(options: argparse.Namespace) -> int:
     from d5suite.models.transformer import PREFIX, parse_transformer
     from d5suite.report.console import Console
 
-    for name in ("nodes", "batch", "top"):
+    for name in ("nodes", "top"):
         if not 1 <= getattr(options, name) < 2**20:
             raise ConfigurationError(f"--{name} is {getattr(options, name)}; it must be from 1 to {2**20 - 1}")
+    batches = _batches(options.batch)
     if not options.network.startswith(PREFIX):
-        raise ConfigurationError(
-            "d5suite does not know how to divide this network: only GPT-like transformers have a model",
-            where=options.network,
-            hint="Write gpt:layers=24,hidden=1024,heads=16.",
-        )
+        return _of_results(options, batches)
+    if len(batches) > 1:
+        raise ConfigurationError("a transformer's plans have one batch", where=f"--batch {options.batch}")
     network, machine = parse_transformer(options.network), read_machine(options.machine)
-    found = advise(network, machine, nodes=options.nodes, batch=options.batch, goal=options.goal)
+    found = advise(network, machine, nodes=options.nodes, batch=batches[0], goal=options.goal)
     if options.json:
         print(json.dumps({"machine": machine.name, "plans": [to_dict(each) for each in found]}, indent=1))
     else:
@@ -66,6 +85,76 @@ def _run(options: argparse.Namespace) -> int:
         if options.goal == "time" and len(found) > 1:
             print(_lead(network, machine, found[0], found[1]))
     return 0
+
+
+def _batches(text: str) -> list[int]:
+    found = text.split(",")
+    if not all(each.isascii() and each.isdigit() and 1 <= int(each) < 2**20 for each in found):
+        raise ConfigurationError(f"--batch is {text}; each must be from 1 to {2**20 - 1}")
+    return list(dict.fromkeys(map(int, found)))
+
+
+def _of_results(options: argparse.Namespace, batches: list[int]) -> int:
+    """Advise on a network by results of others, or by steps that a machine file publishes."""
+    import json
+
+    from d5suite.models.ceilings import read_ceilings
+    from d5suite.models.network_plans import advise_network
+    from d5suite.models.published import read_published
+    from d5suite.models.site import read_site
+    from d5suite.report.console import Console
+    from d5suite.report.network_advice import (
+        network_model,
+        published_kind,
+        published_model,
+        published_points,
+        show_network,
+        to_dict,
+        training_points,
+    )
+    from d5suite.report.reading import load_results
+
+    published = read_published(options.machine)
+    if not options.results and not published:
+        raise ConfigurationError(
+            "d5suite does not know how long this network takes: only GPT-like transformers are known without results",
+            where=options.network,
+            hint="Give --results of other networks, made with --passes layers,memory; add published steps to the "
+            "machine file (docs/models.md); or write gpt:layers=24,hidden=1024,heads=16.",
+        )
+    network, ceilings = _network(options.network, options.image_size), read_ceilings(options.machine)
+    if options.results:
+        records = {key: each for path in options.results for key, each in load_results(path).items()}
+        kind, points = training_points(records, ceilings, options.backend, options.threads)
+    else:
+        devices = [str(each["device"]) for each in ceilings.entries if each["what"] == "flops" and "device" in each]
+        kind = published_kind(published, devices[0] if devices else "cuda", options.threads or 1)
+    site = read_site(
+        options.machine, ceilings, nodes=options.nodes, device=kind.device, precision=kind.precision,
+        threads=kind.threads,
+    )  # fmt: skip
+    if options.results:
+        model = network_model(network, kind, points)
+    else:
+        model = published_model(network, kind, published_points(published, kind, site.roof))
+    found = advise_network(model, site, batches, goal=options.goal)
+    if options.json:
+        print(json.dumps({"machine": ceilings.name, "plans": [to_dict(each) for each in found]}, indent=1))
+    else:
+        show_network(network, kind, model, site, found, Console(markup=False, highlight=False), top=options.top)
+    return 0
+
+
+def _network(name: str, image_size: int) -> Network:
+    """Return a network of the zoo or an ONNX file, with a loss if one fits."""
+    from d5suite.network.user_network import load_user_network
+    from d5suite.network.zoo import build
+
+    if name.endswith(".onnx"):
+        return load_user_network(name, shapes={}, batch_size=1).network
+    if not 1 <= image_size < 2**16:
+        raise ConfigurationError(f"--image-size is {image_size}; it must be from 1 to {2**16 - 1}")
+    return build(name, image_size=image_size).with_classification_loss()
 
 
 def to_dict(advice: Advice) -> dict[str, Any]:

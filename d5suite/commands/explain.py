@@ -22,10 +22,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from d5suite.files import write_json
     from d5suite.models.ceilings import read_ceilings
+    from d5suite.report.console import Console
     from d5suite.report.explain import explain, silent, to_dict
     from d5suite.report.outputs import check_outputs
     from d5suite.report.reading import load_results

@@ -82,6 +82,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def show(found: Comparison, console: Console, options: argparse.Namespace) -> None:
     """Print one measurement's layers as tables."""
+    from d5suite.report.layers import not_joined
+
     console.print(f"{found.title}  ({found.setting})", style="bold")
     for backend, why in found.missing.items():
         console.print(f"  {backend}: no layer times: {why}")
@@ -104,7 +106,8 @@ def show(found: Comparison, console: Console, options: argparse.Namespace) -> No
             for line in _why(chosen):
                 console.print(line)
     for backend, part in found.parts.items():
-        for note in [part["method"], *part.get("notes", [])]:
+        apart = [f"oneDNN's kernels that have no node: {text}"] if (text := not_joined(part)) else []
+        for note in [part["method"], *part.get("notes", []), *apart]:
             console.print(f"  {backend}: {note}")
     console.print()
 
@@ -120,12 +123,13 @@ def _chosen(rows: list[LayerRow], options: argparse.Namespace) -> list[LayerRow]
 
 def _steps(found: Comparison) -> Table:
     """Return how much of each backend's step the layers explain."""
+    from d5suite.report.layers import reorders
+
     table = _new("step", "ms", "slow-down", "in nodes", "elsewhere", "left over", "reorders")
     for backend in found.backends:
         part = found.parts[backend]
         step = part["step_s"]
-        count = sum(each.get("reorders", 0) for each in part["times"])
-        took = sum(each.get("reorder_s", 0.0) for each in part["times"])
+        count, took = reorders(part)
         shares = {name: seconds / step for name, seconds in part["other"].items()}
         elsewhere = ", ".join(f"{name} {_percent(share)}" for name, share in shares.items() if share >= SMALLEST)
         table.add_row(

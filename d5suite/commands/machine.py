@@ -20,6 +20,9 @@ QUICK: dict[str, Any] = {
 
 MOST_THREADS = 4096
 
+LOGGP = (("o", "overhead"), ("g", "gap"), ("L", "latency"))
+"""LogGP's parameters in a machine file, in microseconds in the table."""
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
@@ -48,13 +51,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _run(options: argparse.Namespace) -> int:
     import sys
 
-    from rich.console import Console
-
     from d5suite.ceilings.machine import MachinePlan, measure_machine
     from d5suite.files import check_targets, write_json
     from d5suite.instruments.threads import allowed_cpus
     from d5suite.models.ceilings import KINDS
     from d5suite.network.operation import PRECISIONS
+    from d5suite.report.console import Console
 
     cpus = len(allowed_cpus())
     usual = [1, cpus] if options.device == "cpu" else [cpus]  # a device does not compute with them
@@ -156,5 +158,7 @@ def figure_of(each: Mapping[str, Any]) -> str:
         rate = 1e-9 / each["beta_s_per_byte"] if each["beta_s_per_byte"] else float("inf")
         ends = [f"{1e-9 / beta:.3g}" if beta else "∞" for beta in (slow, fast)]
         alpha = f"{1e6 * each['alpha_s']:.3g} µs ({1e6 * low:.3g} – {1e6 * high:.3g})"
-        return f"{alpha}, {rate:.3g} GB/s ({' – '.join(ends)})"
+        text = f"{alpha}, {rate:.3g} GB/s ({' – '.join(ends)})"
+        own = [(name, each.get("loggp", {}).get(f"{key}_s")) for name, key in LOGGP]
+        return text + "".join(f", {name} {1e6 * found[0]:.3g} µs" for name, found in own if found)
     return f"{each['value'] / 1e9:.4g} {'GFLOP/s' if each['what'] == 'flops' else 'GB/s'}"

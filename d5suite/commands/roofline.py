@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from d5suite.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from rich.console import Console
-
+    from d5suite.report.console import Console
     from d5suite.report.roofline import Roofline, Spot
 
 TOP = 8
@@ -43,14 +42,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from d5suite.files import write_bytes, write_json
     from d5suite.models.ceilings import read_ceilings
+    from d5suite.report.console import Console
     from d5suite.report.outputs import check_outputs
     from d5suite.report.page.svg import to_svg
     from d5suite.report.reading import load_results
-    from d5suite.report.roofline import rooflines, to_dict
+    from d5suite.report.roofline import path_lines, rooflines, to_dict
     from d5suite.report.roofline_picture import draw_rooflines
 
     if options.top < 0:
@@ -136,18 +134,3 @@ def _cells(spot: Spot) -> list[str]:
         f"{placed.share:.0%}" + ("!" if spot.finding else ""),
         placed.bound,
     ]
-
-
-def path_lines(found: Sequence[Roofline]) -> list[str]:
-    """Return the trajectories in words, strong and weak scaling apart."""
-    from d5suite.models.roofline import explained
-    from d5suite.report.roofline import paths
-
-    named = {"strong": "strong scaling", "weak": "weak scaling", "size": "batch size"}
-    lines: list[str] = []
-    trajectories: Mapping[Any, Any] = paths(found)
-    for (title, backend, _), own in trajectories.items():
-        for line in own:
-            lines.append(f"{title}, {backend}, {named[line[0].kind]}:")
-            lines += [f"  {explained(segment)}" for segment in line]
-    return lines

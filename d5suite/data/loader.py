@@ -42,6 +42,7 @@ import numpy as np
 
 from d5suite.data import loader_worker
 from d5suite.data.arrays import Batch, Stream
+from d5suite.data.prefetch import prefetch_by_default
 from d5suite.data.reading import FileLocation, Reader, name_of
 from d5suite.data.samplers import Ordered, Sampler, Shuffled
 from d5suite.data.transforms import Transform
@@ -131,8 +132,8 @@ class Loader(Stream):
         The images and their order in an epoch, for example `ClassBalanced`; replaces ``shuffle``.
     drop_last : bool
         Drop a last batch that is not full.
-    prefetch : int
-        Batches to prepare while the consumer works on one.
+    prefetch : int, optional
+        Batches to prepare while the consumer works on one; by default `prefetch_by_default`.
     cores : int, optional
         Limit of workers; by default the CPUs of this process. More workers help only if they wait
         for a slow disk or network.
@@ -160,9 +161,10 @@ class Loader(Stream):
         shuffle: bool = True,
         sampler: Sampler | None = None,
         drop_last: bool = True,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         cores: int | None = None,
     ) -> None:
+        prefetch = prefetch_by_default() if prefetch is None else prefetch
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("workers", workers, 0),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from d5suite.levels.distributed import Communicator, Request
+
+BURST = 16
+"""Messages there of ``ping_burst`` and ``ping_paced``."""
+
+PAUSE_S = 2e-4
+"""Pause before each message of ``ping_paced`` but the first: longer than any gap."""
 
 Begin = Callable[[Communicator, np.ndarray, np.ndarray], Sequence[Request]]
 """Begins messages: of a communicator, the array given and the one taken."""
@@ -91,6 +98,28 @@ def _ping_pong(communicator: Communicator, given: np.ndarray, taken: np.ndarray)
         communicator.send(given, partner)
 
 
+def _several(pause_s: float) -> Callable[[Communicator, np.ndarray, np.ndarray], None]:
+    """Return a call that sends several messages to the partner, which then sends one back."""
+
+    def run(communicator: Communicator, given: np.ndarray, taken: np.ndarray) -> None:
+        rank, partner = communicator.rank, _partner(communicator.rank, communicator.size)
+        if partner is None:
+            return
+        if rank < partner:
+            for number in range(BURST):
+                end = time.perf_counter() + pause_s
+                while number and time.perf_counter() < end:  # busy, as a processor that computes
+                    pass
+                communicator.send(given, partner)
+            communicator.receive(taken, partner)
+        else:
+            for _ in range(BURST):
+                communicator.receive(taken, partner)
+            communicator.send(given, partner)
+
+    return run
+
+
 CALLS: Mapping[str, MeasuredCall] = {
     "all_reduce": MeasuredCall(lambda c, given, _: c.all_reduce(given), lambda p: 2 * (p - 1) / p),
     "reduce_scatter": MeasuredCall(lambda c, given, _: c.reduce_scatter(given), lambda p: (p - 1) / p),
@@ -102,11 +131,14 @@ CALLS: Mapping[str, MeasuredCall] = {
     "send_pairs": _messages(_send_pairs, _sender, lambda p: float(p // 2)),
     "exchange_pairs": _messages(_exchange_pairs, _partner, lambda p: 2.0 * (p // 2)),
     "ping_pong": MeasuredCall(_ping_pong, lambda p: 2.0, apart=True, source=_partner),
+    "ping_burst": MeasuredCall(_several(0.0), lambda p: BURST + 1.0, apart=True, source=_partner),
+    "ping_paced": MeasuredCall(_several(PAUSE_S), lambda p: BURST + 1.0, apart=True, source=_partner),
 }
 """Measured calls by name. ``send_receive``: each rank sends to the next and receives from the
 one before. ``send_pairs``: each rank of the first half sends to one of the second half, all at
 once; ``exchange_pairs``: both send. Their bandwidth is that of all pairs together. ``ping_pong``: a
-message there and back in each pair."""
+message there and back in each pair. ``ping_burst``: `BURST` there, one after the other, and one
+back; ``ping_paced``: with `PAUSE_S` between them. LogGP's parameters follow from the three."""
 
 
 def gathered(communicator: Communicator, values: Sequence[float]) -> np.ndarray:

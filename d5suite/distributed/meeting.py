@@ -8,6 +8,7 @@ from typing import Any
 
 from d5suite.distributed.framework import INSIDE
 from d5suite.distributed.gathering import gather
+from d5suite.distributed.loops import loops_give_way
 from d5suite.distributed.schemes import settings_from_dict
 from d5suite.errors import BackendError
 from d5suite.levels.backend import Backend
@@ -63,4 +64,6 @@ def meet(
         lambda value: gather(communicator, value),
     )  # fmt: skip
     with INSIDE:
-        return backend.framework_scheme(scheme, mode).meet(meeting, chosen)
+        leave = backend.framework_scheme(scheme, mode).meet(meeting, chosen)
+    loops_give_way(communicator.hosts, communicator.rank)
+    return leave

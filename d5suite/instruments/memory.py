@@ -122,18 +122,19 @@ def watch_peak(
     Returns
     -------
     callable or None
-        Returns the bytes by which the peak since has exceeded the memory now in use. None where
-        neither the kernel nor a device's allocator tracks a peak.
+        Returns the bytes by which the peak since has exceeded the memory now in use, without pages
+        of files that were read in since: the kernel drops those of a process that waits, such as
+        its libraries' code. None where neither the kernel nor a device's allocator tracks a peak.
     """
     if device_peak is not None:
         reset, read = device_peak
         reset()
-    elif _reset_kernel_peak():
-        read = _kernel_peak_bytes
-    else:
+        start = int(read())
+        return lambda: int(read()) - start
+    if not _reset_kernel_peak():
         return None
-    start = int(read())
-    return lambda: int(read()) - start
+    used, files = _kernel_peak_bytes(), _file_bytes()
+    return lambda: _kernel_peak_bytes() - used - max(0, _file_bytes() - files)
 
 
 def gpu_memory(function: Callable[[], T], name: str = "") -> tuple[T, dict[str, Any]]:
@@ -194,10 +195,21 @@ def _reset_kernel_peak() -> bool:
 
 
 def _kernel_peak_bytes() -> int:
+    return _status_bytes("VmHWM")
+
+
+def _file_bytes() -> int:
+    try:
+        return _status_bytes("RssFile")
+    except LookupError:  # before Linux 4.5, and in some sandboxes
+        return 0
+
+
+def _status_bytes(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise LookupError("the kernel reports no VmHWM")
+    raise LookupError(f"the kernel reports no {name}")
 
 
 def _sampled_peak(function: Callable[[], object]) -> PeakMemory:

@@ -7,8 +7,11 @@ in ``d5suite.instruments``.
 
 from __future__ import annotations
 
+import resource
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +31,26 @@ layout and, on a GPU, crossing the bus."""
 
 BLOCK = (16, 64, 32, 32)
 """Images, float32, whose copy with channels last measures how fast NumPy copies."""
+
+T = TypeVar("T")
+
+
+def time_work(action: Callable[[], T], device: str) -> tuple[T, float]:
+    """Call once; return the result and the seconds that the call worked.
+
+    If another program took a CPU from this process meanwhile, these are at most the CPU time of all
+    its threads: a call that waits for its turn does no work. On a GPU the elapsed time counts, for
+    the host may sleep while the device works.
+    """
+    switches, used, start = _lost_turns(), time.process_time(), now()
+    result = action()
+    elapsed, worked = now() - start, time.process_time() - used
+    disturbed = device == "cpu" and _lost_turns() > switches
+    return result, min(elapsed, worked) if disturbed else elapsed
+
+
+def _lost_turns() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 @dataclass(frozen=True)
@@ -70,11 +93,7 @@ class Fetches:
 def copying_s(nbytes: int) -> float:
     """Return how long NumPy takes to copy so many bytes to another layout, in seconds."""
     block = np.zeros(BLOCK, np.float32)
-    times = []
-    for _ in range(3):
-        start = now()
-        np.ascontiguousarray(np.moveaxis(block, 1, -1))
-        times.append(now() - start)
+    times = [time_work(lambda: np.ascontiguousarray(np.moveaxis(block, 1, -1)), "cpu")[1] for _ in range(3)]
     return min(times) * nbytes / block.nbytes
 
 
@@ -99,7 +118,7 @@ def measure_outside(call_s: float, nbytes: int, surround: Callable[[int], float]
     return found
 
 
-def time_fetches(fetches: Sequence[Callable[[], object]]) -> Fetches:
+def time_fetches(fetches: Sequence[Callable[[], object]], device: str) -> Fetches:
     """Fetch several answers, each three times; return the times of the one that was least late.
 
     One disturbed fetch must not be taken for computing. Give the oldest answer first: fetching a
@@ -107,10 +126,6 @@ def time_fetches(fetches: Sequence[Callable[[], object]]) -> Fetches:
     """
     found = []
     for fetch in fetches:
-        times = []
-        for _ in range(3):
-            start = now()
-            fetch()
-            times.append(now() - start)
+        times = [time_work(fetch, device)[1] for _ in range(3)]
         found.append(Fetches(times[0], min(times[1:])))
     return min(found, key=lambda each: each.late_s)

@@ -18,6 +18,11 @@ SHARE_OF_LIMIT = 0.75
 """Share of the time limit after which no sample starts: the rest is for proving what was timed, so
 that a result is saved."""
 
+ALONE, BESIDE = "alone", "beside"
+"""How a worker runs: alone on the machine, as everything that is measured must be, the first call
+and the peak memory included; or beside other workers, while it imports its framework and while it
+proves."""
+
 
 @dataclass(frozen=True)
 class SamplingSettings:

@@ -25,6 +25,13 @@ THREAD_VARIABLES = (
 )
 """Framework-neutral variables for the number of threads."""
 
+PLACEMENT = "D5SUITE_PLACEMENT"
+"""Variable with one of `PLACEMENTS`: on which CPUs a thread budget runs."""
+
+PLACEMENTS = ("cores", "siblings", "packages")
+"""One thread on each core, package by package; all threads of a core before the next core; one core
+of each package in turn."""
+
 
 def thread_environment(threads: int) -> dict[str, str]:
     """Return the environment variables that give a process its thread budget.
@@ -38,15 +45,24 @@ def thread_environment(threads: int) -> dict[str, str]:
     return {name: str(threads) for name in THREAD_VARIABLES}
 
 
+_confined: list[int] = []
+"""CPUs to which `set_affinity` has confined this process."""
+
+
 def allowed_cpus() -> list[int]:
-    """List the logical CPUs this process may use, ascending; all if the system has no affinity."""
+    """List the logical CPUs this process may use, ascending; all if the system has no affinity.
+
+    After `set_affinity` these are its CPUs, though a library binds this thread to some of them, as
+    OpenMP's does with ``OMP_PROC_BIND``.
+    """
     if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
+        own = sorted(os.sched_getaffinity(0))
+        return list(_confined) if set(own) < set(_confined) else own
     return list(range(os.cpu_count() or 1))
 
 
-def choose_cpus(threads: int, allowed: Iterable[int] | None = None) -> list[int]:
-    """Choose CPUs: one per physical core, package by package, then the cores' second threads.
+def choose_cpus(threads: int, allowed: Iterable[int] | None = None, placement: str | None = None) -> list[int]:
+    """Choose CPUs: by default one per physical core, package by package, then second threads.
 
     Cores of one package share a cache and a memory controller; two threads of one core share
     everything.
@@ -57,6 +73,8 @@ def choose_cpus(threads: int, allowed: Iterable[int] | None = None) -> list[int]
         At least 1.
     allowed : iterable of int, optional
         The CPUs to choose from; by default `allowed_cpus`.
+    placement : str, optional
+        One of `PLACEMENTS`; by default that of the variable `PLACEMENT`, or else the first one.
 
     Returns
     -------
@@ -66,16 +84,29 @@ def choose_cpus(threads: int, allowed: Iterable[int] | None = None) -> list[int]
     Raises
     ------
     ConfigurationError
-        If threads is not at least 1.
+        If threads is not at least 1, or there is no such placement.
     """
     _check_threads(threads)
+    placement = placement or os.environ.get(PLACEMENT) or PLACEMENTS[0]
+    if placement not in PLACEMENTS:
+        raise ConfigurationError(f"there is no placement {placement!r}", where=PLACEMENT,
+                                 hint=f"Placements: {', '.join(PLACEMENTS)}.")  # fmt: skip
     cores: dict[tuple[int, int], list[int]] = {}
     for cpu in sorted(allowed_cpus() if allowed is None else allowed):
         cores.setdefault(_core_of(cpu), []).append(cpu)
-    ranked = sorted(
-        (place_in_core, core, cpu) for core, cpus in cores.items() for place_in_core, cpu in enumerate(cpus)
-    )
-    return sorted(cpu for _, _, cpu in ranked[:threads])
+    met: dict[int, int] = {}
+    ranked: list[tuple[tuple[int, ...], int]] = []
+    for core, cpus in sorted(cores.items()):
+        number = met[core[0]] = met.get(core[0], -1) + 1  # of the core in its package
+        for place, cpu in enumerate(cpus):
+            by = {"cores": (place, *core), "siblings": (*core, place), "packages": (place, number, core[0])}
+            ranked.append((by[placement], cpu))
+    return sorted(cpu for _, cpu in sorted(ranked)[:threads])
+
+
+def count_cores(allowed: Iterable[int] | None = None) -> int:
+    """Return the number of physical cores among CPUs, by default among `allowed_cpus`."""
+    return len({_core_of(cpu) for cpu in (allowed_cpus() if allowed is None else allowed)})
 
 
 def share_cpus(threads: int, ranks: int, rank: int, allowed: Iterable[int] | None = None) -> list[int]:
@@ -128,6 +159,7 @@ def set_affinity(threads: int, notes: list[str] | None = None, cpus: list[int] |
     except OSError as error:
         notes.append(f"CPU affinity was not set: {error.strerror}")
         return []
+    _confined[:] = cpus
     for thread in _other_threads():
         try:
             os.sched_setaffinity(thread, cpus)

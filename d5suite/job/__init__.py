@@ -13,6 +13,7 @@ from d5suite.job.job import (
     NetworkCase,
     OperationCase,
     Ranks,
+    WorkflowCase,
     is_plain_name,
     key_of,
     log_path,
@@ -22,6 +23,7 @@ from d5suite.job.job import (
     results_of,
     stem_of,
 )
+from d5suite.job.placement import placed, rank_named
 from d5suite.job.result import Failure, Measured, Result, failures_of_ranks
 
 __all__ = [
@@ -36,11 +38,14 @@ __all__ = [
     "OperationCase",
     "Ranks",
     "Result",
+    "WorkflowCase",
     "failures_of_ranks",
     "is_plain_name",
     "key_of",
     "log_path",
     "of_rank",
+    "placed",
+    "rank_named",
     "reason_path",
     "result_path",
     "results_of",

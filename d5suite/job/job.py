@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import write_json
 from d5suite.job import schema
+from d5suite.job.placement import placed
 
 SCHEMA = "d5suite-job-3"
 
@@ -109,7 +110,7 @@ class NetworkCase(CaseJob):
         Settings of a run to a target, as `d5suite.cases.recipe.Training.to_dict` writes them; empty
         without one.
     peers : list of str
-        Float64 trajectory files to agree with.
+        Float64 trajectory files to agree with; those that do not exist are left out.
     trajectory : str or None
         Where to write this backend's float64 trajectory.
     """
@@ -191,7 +192,43 @@ class CollectiveCase(CaseJob):
     kind: ClassVar[str] = "collective"
 
 
-KINDS: dict[str, type[CaseJob]] = {each.kind: each for each in (NetworkCase, OperationCase, CollectiveCase)}
+@dataclass(frozen=True)
+class WorkflowCase(CaseJob):
+    """Programs that run side by side, and what joins them.
+
+    Attributes
+    ----------
+    components : list of dict
+        ``name``, ``program``, ``file`` (the Python file that defines it, or null), ``ranks`` (null:
+        all that the others leave) and ``options``.
+    couplings : list of dict
+        As `d5suite.workflows.ports.Joint`.
+    steps : int
+        Of every component, in a run.
+    placement : {"packed", "interleaved"}
+        Whether a component's ranks follow each other.
+    checkpoint_every : int
+        Steps between checkpoints from which a restart is proved; 0 for none.
+    """
+
+    components: list[dict[str, Any]] = field(default_factory=list)
+    couplings: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 1
+    placement: str = "packed"
+    checkpoint_every: int = 0
+
+    kind: ClassVar[str] = "workflow"
+
+    def imports(self) -> list[str]:
+        """See `CaseJob.imports`; the executables of users' programs, too."""
+        own = [each["file"] for each in self.components if each.get("file")]
+        own += [each["options"]["executable"] for each in self.components if each["options"].get("executable")]
+        return [*super().imports(), *own]
+
+
+KINDS: dict[str, type[CaseJob]] = {
+    each.kind: each for each in (NetworkCase, OperationCase, CollectiveCase, WorkflowCase)
+}
 """Kinds of cases by name."""
 
 
@@ -289,6 +326,14 @@ class Job:
     def keys(self) -> list[str]:
         """Return the names of all measurements, in order: ``case/measurement``."""
         return [key_of(case.name, name) for case in self.cases for name in case.measurements]
+
+    @property
+    def places(self) -> dict[str, list[int]]:
+        """The ranks of each component of a workflow; empty for other jobs."""
+        case = self.cases[0] if self.cases else None
+        if not isinstance(case, WorkflowCase):
+            return {}
+        return placed(case.components, self.ranks, interleaved=case.placement == "interleaved")
 
     def imports(self) -> list[str]:
         """Return the Python files that the worker imports."""

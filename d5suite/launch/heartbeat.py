@@ -181,7 +181,7 @@ class HeartbeatWriter:
             new.replace(self._path)
 
     def _look(self) -> Heartbeat:
-        """Return what the rank does now."""
+        """Return what the rank is doing now."""
         last, now = self._last, time.monotonic()
         passed, self._looked = min(now - self._looked, 2 * PERIOD_S), now
         (entered, left), (called, waits), steps = self.framework(), self.calls(), self.steps

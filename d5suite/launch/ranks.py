@@ -13,13 +13,14 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from d5suite.errors import JobError
 from d5suite.files import read_json
-from d5suite.job import Job, of_rank, result_path
+from d5suite.job import Job, of_rank, rank_named, result_path, stem_of
 from d5suite.launch import mpi
 from d5suite.launch.base import (
     MEETING,
@@ -47,6 +48,7 @@ class RankSupervisor(Supervisor):
     """Supervises the ranks of a job: one process per rank, or mpiexec."""
 
     def __init__(self, job: Job, path: Path, launch: Launch) -> None:
+        self._places = job.places  # raises before anything is made
         super().__init__(job, path, launch)
         for rank in range(job.ranks):  # only now: before, another session may have been writing them
             of_rank(self.log, rank).unlink(missing_ok=True)
@@ -54,6 +56,8 @@ class RankSupervisor(Supervisor):
         parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
         self.meeting = Path(tempfile.mkdtemp(prefix=f"d5suite-{os.getpid()}-", dir=parent))
         self._held.callback(shutil.rmtree, self.meeting, ignore_errors=True)
+        couplings = path.with_name(f"{stem_of(result_path(path)).name}.couplings")
+        self._held.callback(shutil.rmtree, couplings, ignore_errors=True)
         self._mpi_log = self.log.with_suffix(".mpiexec.log")
         self._heartbeats: list[Heartbeat | None] = [None] * job.ranks
         self._detector = HangDetector(job.ranks)
@@ -150,12 +154,17 @@ class RankSupervisor(Supervisor):
             reason = "all ranks exited with status 0" if ok else "the workers were interrupted"
             return Outcome(ok, reason, tail_of(self.log))
         rank = self._failed.rank
-        reason = describe_failed(result_path(self.path), self._failed, self._heartbeats)
+        reason = describe_failed(result_path(self.path), self._failed, self._heartbeats, self._places)
         return Outcome(False, reason, tail_of(of_rank(self.log, rank)) or tail_of(self._mpi_log), rank=rank)
 
 
-def describe_failed(result: Path, failed: FailedRank, heartbeats: Sequence[Heartbeat | None]) -> str:
-    """Describe the rank that ended a job: its host, what happened, and in which phase.
+def describe_failed(
+    result: Path,
+    failed: FailedRank,
+    heartbeats: Sequence[Heartbeat | None],
+    places: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> str:
+    """Describe the rank that ended a job: its component, host, what happened, and in which phase.
 
     If a rank hung, lines follow that say where all ranks are.
 
@@ -166,6 +175,8 @@ def describe_failed(result: Path, failed: FailedRank, heartbeats: Sequence[Heart
     failed : FailedRank
     heartbeats : sequence of Heartbeat or None
         The last ones of all ranks.
+    places : mapping of str to sequence of int
+        By component of a workflow: its ranks.
     """
     heartbeat = heartbeats[failed.rank]
     try:
@@ -177,7 +188,7 @@ def describe_failed(result: Path, failed: FailedRank, heartbeats: Sequence[Heart
     if heartbeat is not None and heartbeat.steps:
         phase += f" (last seen in step {heartbeat.steps})"
     failures = [*content.get("failures", {}).values(), *filter(None, [content.get("error")])]
-    who = f"rank {failed.rank} of {len(heartbeats)} on {host}"
+    who = f"{rank_named(failed.rank, len(heartbeats), places)} on {host}"
     if failed.hung and phase == MEETS and len({each.host for each in heartbeats if each is not None}) > 1:
         phase += "; packets may be dropped between the hosts: choose another network with --interface"
     if failures and failed.how.startswith("exited"):

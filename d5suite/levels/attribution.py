@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from d5suite.levels.profile import OTHER_OPERATORS, LayerTime, shared_seconds
@@ -21,6 +22,8 @@ _LABEL = re.compile(r"d5node(\d+)(?![0-9])")
 
 _NANOSECONDS = 1e-9
 
+_NO_SCOPE: AbstractContextManager[None] = nullcontext()
+
 
 def label(index: int) -> str:
     """Return the scope of a node by its index in `Network.nodes`, valid in every framework."""
@@ -30,6 +33,11 @@ def label(index: int) -> str:
 def labels(network: Network) -> dict[str, str]:
     """Return the scope of every node by its name."""
     return {node.name: label(index) for index, node in enumerate(network.nodes)}
+
+
+def no_scope(name: str) -> AbstractContextManager[None]:
+    """Return a scope that does nothing: a real one would cost time in every step."""
+    return _NO_SCOPE
 
 
 def labelled(text: str) -> list[int]:
@@ -109,8 +117,8 @@ def divided(
         The number of steps.
     """
     kept = [each for each in intervals if each.what in owners]
-    names = {f"{owner.nodes}{owner.backward}{owner.other}": owner for owner in owners.values()}
-    keys = {what: f"{owner.nodes}{owner.backward}{owner.other}" for what, owner in owners.items()}
+    keys = {what: f"{owner.nodes}{owner.backward}" if owner.nodes else owner.other for what, owner in owners.items()}
+    names = {keys[what]: owner for what, owner in owners.items()}
     seconds = shared_seconds((one.start * _NANOSECONDS, one.end * _NANOSECONDS, keys[one.what]) for one in kept)
     calls: dict[str, int] = defaultdict(int)
     for each in kept:

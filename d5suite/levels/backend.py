@@ -24,6 +24,8 @@ object, with the same names in every backend:
 ``loader``       ``native_loader``: the framework's own image loader on the same files and
                  transform; ``NAMES``: its name by storage format. A format that it does
                  not read is in `Backend.absent` as ``loader:FORMAT``
+``knobs``        ``KNOBS``: what `d5suite.tuning` may change, as data; optional
+                 (`d5suite.levels.knobs`)
 ===============  ===================================================================================
 
 `Backend.absent` names each module that a backend lacks, with the reason. Imports
@@ -45,6 +47,7 @@ from d5suite.levels.description import NOT_BY_RANKS, Description
 
 if TYPE_CHECKING:
     from d5suite.levels.distributed import Replica
+    from d5suite.levels.knobs import TuningKnob
     from d5suite.levels.native import FrameworkScheme
     from d5suite.levels.network import Executor
     from d5suite.levels.operator import Operator
@@ -219,6 +222,20 @@ class Backend(Description):
         if not isinstance(made, Replica):
             raise ContractError(self.name, "replica.class", f"it is a {type(made).__name__}")
         return made
+
+    def knobs(self) -> tuple[TuningKnob, ...]:
+        """Return what can be tuned of the framework; nothing if the adapter says nothing of it.
+
+        Imports the adapter's module ``knobs`` and no framework.
+        """
+        name = f"{self.package}.knobs"
+        try:
+            found: tuple[TuningKnob, ...] = importlib.import_module(name).KNOBS
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            return ()
+        return found
 
     def framework_scheme(self, name: str, mode: str) -> type[FrameworkScheme]:
         """Import the adapter's class for one of `schemes`.

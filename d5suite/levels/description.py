@@ -171,7 +171,9 @@ class Description:
     absent : mapping of str to str
         What is not supported, with the reason: a device, a precision, an operator, a module of
         `d5suite.levels.backend.MODULES`, ``level 0``, ``level 2``, ``level 3``, ``early gradients``
-        (`d5suite.levels.distributed.Replica.gradients_early`), ``device events``
+        (`d5suite.levels.distributed.Replica.gradients_early`), ``shared gradients``
+        (`d5suite.levels.distributed.Replica.shares_memory`), ``cross barrier``
+        (`d5suite.levels.distributed.Replica.gradients_across`), ``device events``
         (`d5suite.levels.device.event_timer`), ``L2 flush`` (`d5suite.levels.device.l2_flush`); at
         level 0 also ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and
         ``OPERATOR:backward:PRECISION``. Of the framework's own schemes: ``scheme:NAME``,

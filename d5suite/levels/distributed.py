@@ -4,6 +4,8 @@ A `Communicator` moves arrays between ranks and counts what it sends. A `Replica
 of the network: a trainer whose gradients and weights lie in arrays that a communicator can move. A
 `Scheme` says how replicas agree; it is written once, against these two.
 
+One file, because the three are one contract: each is written in terms of the others.
+
 Imports NumPy, `d5suite.errors`, `d5suite.optimizers` and `d5suite.levels.training` only.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -120,9 +123,14 @@ class Request(ABC):
 
 def segments(length: int, parts: int) -> list[slice]:
     """Divide a length into consecutive parts; the first ``length % parts`` are one longer."""
-    short, longer = divmod(length, parts)
-    starts = [part * short + min(part, longer) for part in range(parts + 1)]
+    starts = [segment_start(length, parts, part) for part in range(parts + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(starts)]
+
+
+def segment_start(length: int, parts: int, part: int) -> int:
+    """Return where one of the `segments` begins."""
+    short, longer = divmod(length, parts)
+    return part * short + min(part, longer)
 
 
 class Communicator(ABC):
@@ -368,6 +376,25 @@ class Replica(ABC):
             ready(name, gradients[name])
         return loss, gradients
 
+    def gradients_across(
+        self, feed: Native, means: Callable[[Sequence[str]], Mapping[str, np.ndarray]]
+    ) -> tuple[Native, Buffers]:
+        """Make an update that is due, as `apply` does, and then do as `gradients` does.
+
+        Where the framework runs node by node, a node waits for its own parameters only: transfers
+        of the step before overlap the forward pass. By default all are updated before it;
+        `Backend.absent` then gives the reason under ``cross barrier``.
+
+        Parameters
+        ----------
+        feed
+        means : callable
+            Takes names of parameters, waits for their mean gradients and returns them. Each
+            parameter is asked for once.
+        """
+        self.apply(means(self.names))
+        return self.gradients(feed)
+
     @abstractmethod
     def buffers(self, values: Native) -> Buffers:
         """Wait for native tensors, and return them as writable arrays."""
@@ -413,6 +440,10 @@ class SchemeSettings(NamedSettings):
         raise NotImplementedError(self.name)
 
 
+CHOICES = 64
+"""Steps whose choices of transfers are kept."""
+
+
 class Scheme(ABC):
     """How replicas agree. Every rank makes one, with the same settings and initial weights.
 
@@ -428,6 +459,8 @@ class Scheme(ABC):
     collective : str
         The collective that steps make, such as ``all_reduce``; empty if they make none, so that
         the algorithm of collectives changes nothing.
+    refuses : mapping of str to str
+        Settings of the order of transfers that it cannot honour, with the reason.
     settings_type : type
         The class of its settings.
     replica : Replica
@@ -435,17 +468,30 @@ class Scheme(ABC):
     settings : SchemeSettings
     exposed_s : float
         Seconds, over all steps, in which this rank only communicated or waited for others.
+    arrivals : dict of str to Counter
+        In which orders transfers of a stream arrived at this rank, with the number of steps; empty
+        if they have no order.
+    chooses : bool
+        Whether its transfers are chosen while it runs, among those that are ready.
+    choices : deque of sequence of (bool, tuple of str)
+        Of such a scheme on the rank that chooses, for each of the last `CHOICES` steps: in turn,
+        whose gradients became ready (True), and which transfer was chosen (False), by the names of
+        its parameters.
     """
 
     name: str
     synchronous: bool = False
     compresses: ClassVar[bool] = False
+    chooses = False
     collective: ClassVar[str] = ""
+    refuses: ClassVar[Mapping[str, str]] = {}
     settings_type: ClassVar[type[SchemeSettings]]
 
     def __init__(self, replica: Replica, communicator: Communicator, settings: SchemeSettings) -> None:
         self.replica, self.communicator, self.settings = replica, communicator, settings
         self.exposed_s = 0.0
+        self.arrivals: dict[str, Counter[tuple[str, ...]]] = {}
+        self.choices: deque[Sequence[tuple[bool, tuple[str, ...]]]] = deque(maxlen=CHOICES)
 
     @contextmanager
     def exposed(self) -> Iterator[None]:
@@ -462,6 +508,13 @@ class Scheme(ABC):
     @abstractmethod
     def step(self, feed: Native) -> Native:
         """Make this rank's part of one step, and return its own batch's loss."""
+
+    def settle(self) -> None:
+        """Make the update that the last step has left to the next one; most schemes leave none.
+
+        Collective: before the ranks exchange anything else.
+        """
+        return
 
     def weights(self) -> Buffers:
         """Copy the parameters that this rank trains, as `Replica.weights` does. Collective."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from d5suite.network import Node
+from d5suite.network.nodes.elementwise import with_attributes
 from d5suite.network.nodes.layouts import Conversion, Layout, LayoutContext, identity
 
 Function = Callable[..., Any]
@@ -59,3 +60,16 @@ class ConvertingContext(LayoutContext):
 def in_onnx(factory: Callable[[Node, Any], Function]) -> Callable[[Node, Any], Function]:
     """Return a factory whose function gets its inputs in ONNX's layout."""
     return lambda node, context: converting(factory(node, context), context.inputs_to_onnx(node))
+
+
+def unary(function: Function, *names: str, **renamed: str) -> Callable[[Node, Any], Function]:
+    """Return a factory for a function of one tensor in any layout, and of attributes of its node.
+
+    See `d5suite.network.nodes.elementwise.with_attributes` for the parameters.
+    """
+
+    def factory(node: Node, context: Any) -> Function:
+        context.keep_layout(node)
+        return with_attributes(function, node, *names, **renamed)
+
+    return factory

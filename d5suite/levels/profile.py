@@ -9,6 +9,14 @@ An adapter's module ``profile`` has one function:
     `Trainer` that a training step uses, else None. The function may write into ``folder``, which is
     deleted afterwards. When it returns, the executor is as it was: nothing slows later steps down.
 
+Where the framework computes with a library that tells its kernels, such as oneDNN, the module has
+another function:
+
+``kernels(executor, step, feed, backward, folder)``
+    Return the library's `Kernels` of one more step. ``feed`` is the native feed that ``step()``
+    takes, and ``backward`` whether it differentiates. A kernel that cannot be joined to its node
+    is told apart, never by guess.
+
 Nothing of it may cost time while no profile is taken. Times are wall time: they add up to the
 step's time or less. Where several threads run nodes at the same time, `shared_seconds` divides each
 moment among the nodes that run in it.
@@ -19,8 +27,9 @@ Imports `d5suite.errors` (through `contract`) and `d5suite.network`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from d5suite.levels.contract import ContractError
@@ -38,6 +47,9 @@ REORDERS = "reorders"
 
 OTHER_OPERATORS = "other operators"
 """Key in `Profile.other`: operators that the framework ran and that belong to no node."""
+
+ADDED = "gradients added up"
+"""Key in `Profile.other`: sums of the gradients of tensors that several nodes read."""
 
 SLACK = 0.05
 """By how much of the profiled step the times may exceed it: events have edges."""
@@ -72,6 +84,25 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """The kernels of a library that ran in one step.
+
+    Attributes
+    ----------
+    of : dict of (tuple of str, str) to tuple of Kernel
+        By the nodes and the direction of a `LayerTime`.
+    apart : tuple of Kernel
+        Those of which it is not known to which node they belong, or that belong to none.
+    notes : tuple of str
+        What a reader should know.
+    """
+
+    of: dict[tuple[tuple[str, ...], str], tuple[Kernel, ...]] = field(default_factory=dict)
+    apart: tuple[Kernel, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class LayerTime:
     """The time of one node, or of several that a compiler fused, in one direction.
 
@@ -86,15 +117,12 @@ class LayerTime:
         Mean wall time per step.
     calls : float
         How often it ran per step.
-    kernels : tuple of Kernel
-        The library's kernels that ran in it, where they are known.
     """
 
     nodes: tuple[str, ...]
     direction: str
     seconds: float
     calls: float = 1.0
-    kernels: tuple[Kernel, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,6 +162,14 @@ class Profile:
     def coverage(self) -> float:
         """The part of the profiled step that belongs to nodes."""
         return self.node_seconds / self.step_seconds
+
+
+def seconds_per_step(step: Callable[[], object], steps: int) -> float:
+    """Make some steps, one after the other, and return the mean of their wall times."""
+    begin = perf_counter()
+    for _ in range(steps):
+        step()
+    return (perf_counter() - begin) / steps
 
 
 def check_profile(backend: str, found: object, network: Network) -> None:
@@ -211,20 +247,3 @@ def shared_seconds(events: Iterable[tuple[float, float, str]]) -> dict[str, floa
         else:
             running.pop(owner, None)
     return found
-
-
-def merged(layers: Sequence[LayerTime]) -> tuple[LayerTime, ...]:
-    """Return the layers with equal nodes and direction added up, in order of first appearance."""
-    groups: dict[tuple[tuple[str, ...], str], list[LayerTime]] = {}
-    for each in layers:
-        groups.setdefault((each.nodes, each.direction), []).append(each)
-    return tuple(
-        LayerTime(
-            nodes,
-            direction,
-            sum(each.seconds for each in group),
-            sum(each.calls for each in group),
-            tuple(kernel for each in group for kernel in each.kernels),
-        )
-        for (nodes, direction), group in groups.items()
-    )

@@ -2,7 +2,7 @@
 
 A profile is a list of lines, one per thread, of events with attributes. An event is a run of a
 kernel, named ``SCOPES/OPERATION:KERNEL``, or of an instruction of a compiled program, which has the
-attribute ``hlo_op``. Imports the standard library, `d5suite.levels.attribution` and
+attribute ``hlo_op``. Imports the standard library, protobuf late, `d5suite.levels.attribution` and
 `d5suite.levels.profile`.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from d5suite.levels.attribution import Interval, Owner, innermost, labelled
-from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS
+from d5suite.levels.profile import ADDED, OPTIMIZER, OTHER_OPERATORS
 
 Line = Sequence[tuple[Interval, Mapping[str, Any]]]
 """The events of one thread, each with its attributes."""
@@ -47,21 +47,80 @@ def lines(space: Any) -> list[Line]:
     return found
 
 
-def dropped(space: Any) -> int:
-    """Return how many events an ``XSpace`` says were lost."""
-    texts = [*space.errors, *space.warnings]
-    return sum(int(number) for text in texts for number in re.findall(r"(\d+)(?: \w+)? events? .*?dropped", text))
+def event_lines(planes: Iterable[Any]) -> list[Line]:
+    """Return the events of each thread with their attributes, as XLA's own reader gives them."""
+    return [
+        [
+            (Interval(event.start_ns, event.start_ns + event.duration_ns, event.name), dict(event.stats))
+            for event in line.events
+        ]
+        for plane in planes
+        for line in plane.lines
+    ]
+
+
+def warnings_of(serialized: bytes) -> list[str]:
+    """Return the errors and warnings of a serialized ``XSpace``: its fields 2 and 3.
+
+    A damaged one has none.
+    """
+    from google.protobuf.empty_pb2 import Empty
+    from google.protobuf.message import DecodeError
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    try:
+        fields = UnknownFieldSet(Empty.FromString(serialized))
+    except DecodeError:
+        return []
+    return [each.data.decode(errors="replace") for each in fields if each.field_number in (2, 3)]
+
+
+def dropped(warnings: Iterable[str]) -> int:
+    """Return how many events a profile's warnings say were lost."""
+    return sum(int(number) for text in warnings for number in re.findall(r"(\d+)(?: \w+)? events? .*?dropped", text))
+
+
+_FUNCTION = re.compile(r"^(?:EagerLocalExecute: )?(__\w+?_\d+)(?::\w+)?$")
+"""The event of a traced function."""
+
+
+def function_graph(found: Iterable[Line], functions: Any) -> HloGraph:
+    """Return the operations of the traced functions that ran, before anything was fused.
+
+    Parameters
+    ----------
+    found : iterable of Line
+    functions : object
+        Knows the functions by name: ``has_function`` and ``get_function_def``.
+    """
+    graph: dict[str, tuple[str, list[str]]] = {}
+    waiting = [match.group(1) for line in found for each, _ in line if (match := _FUNCTION.match(each.what))]
+    seen = set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or not functions.has_function(name):
+            continue
+        seen.add(name)
+        for node in functions.get_function_def(name).node_def:
+            graph[node.name] = node.op, [each.partition(":")[0] for each in node.input if not each.startswith("^")]
+            waiting += [value.func.name for value in node.attr.values() if value.func.name]
+    return graph
 
 
 _KERNEL = re.compile(r"^(?P<name>[\w.\-/>]+):(?P<type>_?[A-Z]\w*)$")
 
 _NOT_FUSED = frozenset(
-    ("Const", "Placeholder", "ReadVariableOp", "Identity", "Reshape", "Shape", "ExpandDims", "Squeeze", "NoOp")
+    (
+        *("Const", "Placeholder", "ReadVariableOp", "Identity", "Reshape", "ExpandDims", "Squeeze", "NoOp"),
+        *("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"),
+    )
 )
 """Operations without events of their own that no fused kernel computes."""
 
 
-def kernels(found: Iterable[Line], graph: HloGraph, update: str = OPTIMIZER) -> tuple[list[Interval], dict[str, Owner]]:
+def kernel_runs(
+    found: Iterable[Line], graph: HloGraph, update: str = OPTIMIZER
+) -> tuple[list[Interval], dict[str, Owner]]:
     """Return the runs of kernels, and their owners by `Interval.what`.
 
     Parameters
@@ -78,7 +137,8 @@ def kernels(found: Iterable[Line], graph: HloGraph, update: str = OPTIMIZER) -> 
     for what, match in named.items():
         name = match["name"]
         nodes = {index for part in fused(name, match["type"], graph, measured) for index in labelled(part)}
-        other = OPTIMIZER if update in name.split("/") else OTHER_OPERATORS
+        other = ADDED if match["type"].endswith("AddN") else OTHER_OPERATORS
+        other = OPTIMIZER if update in name.split("/") else other
         owners[what] = Owner(tuple(sorted(nodes)), is_backward(name), other)
     return intervals, owners
 
@@ -218,6 +278,15 @@ def read_hlo(text: str) -> Program:
         elif current is not None and (match := _INSTRUCTION.match(line)):
             found[current].append(_instruction(*match.groups()))
     return Program(found, entry)
+
+
+def live_programs(client: Any, *, exact: bool) -> Iterator[tuple[str, Program]]:
+    """Yield the programs that an XLA client has compiled: those in float64, or all others."""
+    for executable in client.live_executables():
+        for module in executable.hlo_modules():
+            text = module.to_string()
+            if ("f64[" in text) == exact:
+                yield module.name, read_hlo(text)
 
 
 def _instruction(name: str, rest: str) -> Instruction:

@@ -242,6 +242,8 @@ class Measurement(ABC):
         Whether samples can be taken in turn with another worker's: the step takes them with
         `d5suite.instruments.sampling.sample` or ``sample_kernel``, and does no background work
         between calls.
+    loads : bool
+        Whether loader processes run while the step is timed, so that their number matters.
     table : Table
         The table that shows the results; measurements with the same table share it.
     plot : str or None
@@ -271,6 +273,7 @@ class Measurement(ABC):
     ranks_of: ClassVar[str] = ""
     trains: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = True
+    loads: ClassVar[bool] = False
     table: ClassVar[Table]
     plot: ClassVar[str | None] = None
     schema: ClassVar[Mapping[str, Any]] = {}

@@ -1,4 +1,7 @@
-"""Short forms of JSON schema for measurements' records. Imports the standard library only."""
+"""Short forms of JSON schema for records of measurements and passes. Imports the standard library.
+
+Keywords that a form has no argument for are given by name, such as ``minimum=0``.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,21 @@ def mapping(properties: dict[str, Any], optional: Collection[str] = (), **more: 
     return {"type": "object", **record(properties, optional), **more}
 
 
+def by_name(values: dict[str, Any], description: str = "", **more: Any) -> dict[str, Any]:
+    """Return the schema of an object with any names, whose values are alike."""
+    return _value("object", description, {"additionalProperties": values, **more})
+
+
+def array(items: dict[str, Any], description: str = "", **more: Any) -> dict[str, Any]:
+    """Return the schema of a list."""
+    return _value("array", description, {"items": items, **more})
+
+
+def pair(description: str = "", **more: Any) -> dict[str, Any]:
+    """Return the schema of two numbers, such as the ends of an interval."""
+    return array(number(**more), description, minItems=2, maxItems=2)
+
+
 def number(description: str = "", **more: Any) -> dict[str, Any]:
     """Return the schema of a number."""
     return _value("number", description, more)
@@ -29,6 +47,16 @@ def integer(description: str = "", **more: Any) -> dict[str, Any]:
 def text(description: str = "") -> dict[str, Any]:
     """Return the schema of a string."""
     return _value("string", description, {})
+
+
+def boolean(description: str = "") -> dict[str, Any]:
+    """Return the schema of a truth value."""
+    return _value("boolean", description, {})
+
+
+def choice(*values: str, description: str = "") -> dict[str, Any]:
+    """Return the schema of one of some strings."""
+    return {"enum": list(values), **({"description": description} if description else {})}
 
 
 def or_null(schema: dict[str, Any]) -> dict[str, Any]:

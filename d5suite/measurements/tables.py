@@ -149,3 +149,17 @@ COLLECTIVES = Table(
     "off",
 )
 """Collectives of all sizes."""
+
+WORKFLOWS = Table(
+    (
+        Column("makespan s", "median_s"),
+        Column("interval", "median_ci95", "interval", shown="wide"),
+        Column("steps/s", "throughput.value"),
+        Column("in situ", "efficiency", "percent"),
+        Column("waits", "idle_share", "percent"),
+        WORST_ERROR,
+    ),
+    "in situ: efficiency of the least efficient coupling; waits: the component that waits most",
+    width=24,
+)
+"""Coupled workflows."""

@@ -69,7 +69,7 @@ def advise(
     network : Transformer
     machine : Machine
     nodes : int
-        Nodes that there are.
+        The number of nodes available.
     batch : int
         Sequences of a step.
     goal : {"time", "memory", "cost"}
@@ -81,7 +81,7 @@ def advise(
     ------
     ConfigurationError
         If no plan divides the network and the batch, or none fits into memory; the message names
-        the plan that needs least.
+        the plan that needs the least memory.
     """
     devices = nodes * machine.devices_per_node
     if counts is None:

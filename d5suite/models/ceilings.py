@@ -5,13 +5,13 @@ Imports `d5suite.errors` and its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from d5suite.errors import ConfigurationError
-from d5suite.models.machine import read_content
+from d5suite.models.machine import figure, read_content
 
 KINDS = ("flops", "bandwidth", "host_to_device", "storage", "transport")
 """What a ceiling limits."""
@@ -101,14 +101,44 @@ class Ceilings:
             for each in levels
         ]
         known.sort(key=lambda each: (each.capacity_bytes == WHOLE, each.capacity_bytes))
-        notes = tuple(
+        notes = [
             f"{each.get('level', 'arithmetic')}: {each['source']}"
             for each in (*peaks, *levels)
             if each.get("agrees") is False
-        )
+        ]
+        peak = max(float(each["value"]) for each in peaks)
+        fewer = [one for count in self._fewer(device, threads) for one in self._of("flops", device, count)]
+        best = max([peak, *(float(one["value"]) for one in fewer if one.get("precision", precision) == precision)])
+        if best > peak:
+            notes.append("arithmetic: measured slower than on fewer threads, whose ceiling counts")
         if known[-1].capacity_bytes != WHOLE:
-            notes += (f"memory has no ceiling: what is larger than {known[-1].name} is held against that",)
-        return Roof(max(float(each["value"]) for each in peaks), tuple(known), notes)
+            notes.append(f"memory has no ceiling: what is larger than {known[-1].name} is held against that")
+        return Roof(best, tuple(self._raised(known, device, threads, notes)), tuple(notes))
+
+    def _raised(self, levels: Sequence[Level], device: str, threads: int, notes: list[str]) -> Iterator[Level]:
+        """Yield levels, each at least as fast as on fewer threads, and as larger levels are.
+
+        More threads, and a nearer level, can do all that fewer threads and a farther level do.
+        """
+        fastest: dict[str, float] = {}
+        for one in (one for count in self._fewer(device, threads) for one in self._of("bandwidth", device, count)):
+            name = str(one.get("level", "memory"))
+            fastest[name] = max(fastest.get(name, 0.0), float(one["value"]))
+        found: list[Level] = []
+        for each in reversed(levels):
+            ways = {"": each.bytes_per_s, "on fewer threads": fastest.get(each.name, 0.0)}
+            if found:
+                ways[found[-1].name] = found[-1].bytes_per_s
+            best = max(ways, key=ways.__getitem__)
+            if best:
+                notes.append(f"{each.name}: measured slower than {best}, whose ceiling counts")
+            found.append(replace(each, bytes_per_s=ways[best]))
+        yield from reversed(found)
+
+    def _fewer(self, device: str, threads: int) -> list[int]:
+        """Return smaller numbers of threads that have ceilings."""
+        known = {each.get("threads", threads) for each in self.entries} if device == "cpu" else set()
+        return sorted(each for each in known if each < threads)
 
     def _of(self, what: str, device: str, threads: int) -> list[Mapping[str, Any]]:
         """Return the ceilings of a kind; on a device other than the CPU, threads do not matter."""
@@ -124,8 +154,8 @@ class Ceilings:
 def read_ceilings(path: Path) -> Ceilings:
     """Read the ceilings of a machine file.
 
-    A file without ``ceilings`` has those of its figures ``peak_flops``, in 16 bits, and
-    ``memory_bandwidth``.
+    The figures ``peak_flops``, in 16 bits, and ``memory_bandwidth`` are ceilings, too, where
+    ``ceilings`` has none of their kind.
 
     Raises
     ------
@@ -135,17 +165,18 @@ def read_ceilings(path: Path) -> Ceilings:
         If a ceiling lacks its figure or source, or the file has none.
     """
     content = read_content(path)
-    entries = content.get("ceilings")
-    if entries is None:
-        entries = list(_by_hand(content))
-    if not isinstance(entries, list) or not entries:
+    given = content.get("ceilings", [])
+    if not isinstance(given, list):
+        raise ConfigurationError("this must be a list of ceilings", where=f"{path}, ceilings")
+    for number, each in enumerate(given):
+        _check(each, f"{path}, ceilings.{number}")
+    entries = [*given, *_by_hand(content, given, path)]
+    if not entries:
         raise ConfigurationError(
             "this machine file has no ceilings",
             where=f"{path}, ceilings",
             hint="Measure them: d5suite machine -o FILE.",
         )
-    for number, each in enumerate(entries):
-        _check(each, f"{path}, ceilings.{number}")
     host = content.get("host", {})
     if not isinstance(host, dict):
         raise ConfigurationError("this must be an object", where=f"{path}, host")
@@ -156,15 +187,19 @@ def read_ceilings(path: Path) -> Ceilings:
     return Ceilings(content["name"], host, entries, lists["not_kept"], lists["missing"])
 
 
-def _by_hand(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = []
-    for key, what, own in (
-        *(("peak_flops", "flops", {"precision": each}) for each in HALF),
-        ("memory_bandwidth", "bandwidth", {"level": "memory"}),
-    ):
-        if isinstance(figure := content.get(key), dict):
-            found.append({"what": what, "value": figure.get("value"), "source": figure.get("source"), **own})
-    return found
+def _by_hand(
+    content: Mapping[str, Any], given: Sequence[Mapping[str, Any]], path: Path
+) -> Iterator[Mapping[str, Any]]:  # fmt: skip
+    """Yield the figures that are ceilings of a kind of which none is given."""
+    peak, memory = (figure(content, name, f"{path}, {name}") for name in ("peak_flops", "memory_bandwidth"))
+    precisions = {each.get("precision") for each in given if each["what"] == "flops"}
+    levels = {each.get("level", "memory") for each in given if each["what"] == "bandwidth"}
+    if peak is not None:
+        for precision in HALF:
+            if not {precision, None} & precisions:
+                yield {"what": "flops", "precision": precision, "value": peak[0], "source": peak[1]}
+    if memory is not None and "memory" not in levels:
+        yield {"what": "bandwidth", "level": "memory", "value": memory[0], "source": memory[1]}
 
 
 def _check(each: Any, where: str) -> None:

@@ -5,7 +5,8 @@ Imports `d5suite.errors` and `d5suite.files`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,21 @@ class Machine:
     sources: Mapping[str, str]
 
 
+PLAUSIBLE: Mapping[str, tuple[float, float, str]] = {
+    "devices_per_node": (1, 1e6, "a number of devices"),
+    "peak_flops": (1e8, 1e20, "operations per second"),
+    "memory_bytes": (2**20, 1e16, "bytes"),
+    "memory_bandwidth": (1e7, 1e17, "bytes per second"),
+    "link_bandwidth": (1e4, 1e17, "bytes per second"),
+    "network_bandwidth": (1e4, 1e17, "bytes per second"),
+    "network_latency_s": (1e-9, 1.0, "seconds"),
+}
+"""Least and most that a figure may be: what is outside was written in another unit."""
+
+KEYS = ("schema", *(each.name for each in fields(Machine) if each.name != "sources"), *MEASURED, "steps")
+"""What a machine file may have."""
+
+
 def read_machine(path: Path) -> Machine:
     """Read a machine file.
 
@@ -104,30 +120,37 @@ def read_machine(path: Path) -> Machine:
     JobError
         If the file cannot be read or is not JSON.
     ConfigurationError
-        If it lacks a figure or its source, or has one that is not positive.
+        If it lacks a figure or its source, or has one that cannot be.
     """
     content = read_content(path)
-    name = content["name"]
-    if "ceilings" in content and not any(each.name in content for each in fields(Machine) if each.name != "name"):
+    if "ceilings" in content and not any(each in content for each in PLAUSIBLE):
         raise ConfigurationError(
             "this machine file has measured ceilings, but none of the figures of devices and links",
             where=str(path),
             hint="Add those of a file in examples/machines/; docs/models.md explains them.",
         )
     sources: dict[str, str] = {}
-    own = _figures(content, Machine, path, "", sources, leave=("name", "calibration", "sources", *MEASURED))
-    inner = content.get("calibration")
-    if not isinstance(inner, dict):
-        raise ConfigurationError("the machine has no calibration", where=f"{path}, calibration")
-    calibration = Calibration(**_figures(inner, Calibration, path, "calibration.", sources))
-    if own["devices_per_node"] != int(own["devices_per_node"]):
-        raise ConfigurationError("this must be a whole number", where=f"{path}, devices_per_node")
+    own: dict[str, Any] = {}
+    for name in PLAUSIBLE:
+        own[name], sources[name] = required_figure(content, name, f"{path}, {name}")
     own["devices_per_node"] = int(own["devices_per_node"])
-    return Machine(name=name, calibration=calibration, sources=sources, **own)
+    inner, where = content.get("calibration"), f"{path}, calibration"
+    if not isinstance(inner, dict):
+        raise ConfigurationError(
+            "the machine has no calibration",
+            where=where,
+            hint="docs/models.md explains it; copy that of a like machine.",
+        )
+    names = [each.name for each in fields(Calibration)]
+    _refuse_unknown(inner, names, where)
+    values: dict[str, float] = {}
+    for name in names:
+        values[name], sources[f"calibration.{name}"] = required_figure(inner, name, f"{where}.{name}")
+    return Machine(name=content["name"], calibration=Calibration(**values), sources=sources, **own)
 
 
 def read_content(path: Path) -> dict[str, Any]:
-    """Read a machine file as it is; only its schema and name are checked.
+    """Read a machine file as it is; only its schema, its name and the names in it are checked.
 
     Raises
     ------
@@ -147,33 +170,55 @@ def read_content(path: Path) -> dict[str, Any]:
     name = content.get("name")
     if not isinstance(name, str) or not name.strip():
         raise ConfigurationError("the machine has no name", where=f"{path}, name")
+    _refuse_unknown(content, KEYS, str(path))
     return content
 
 
-def _figures(
-    content: Mapping[str, Any],
-    kind: type,
-    path: Path,
-    prefix: str,
-    sources: dict[str, str],
-    leave: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """Read the figures that a class has, and note their sources."""
-    names = [each.name for each in fields(kind) if each.name not in leave]
-    known = {*names, *leave, "schema"}
-    if unknown := sorted(set(content) - known):
-        raise ConfigurationError(f"unknown: {', '.join(unknown)}", where=str(path), hint=f"Known: {', '.join(names)}.")
-    values: dict[str, Any] = {}
-    for name in names:
-        where, found = f"{path}, {prefix}{name}", content.get(name)
-        if not isinstance(found, dict) or not {"value", "source"} >= set(found) >= {"value"}:
-            raise ConfigurationError('this must be {"value": NUMBER, "source": TEXT}', where=where)
-        value, source = found["value"], found.get("source")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise ConfigurationError(f"{value!r} is not a positive number", where=where)
-        if not isinstance(source, str) or not source.strip():
-            raise ConfigurationError(
-                "this figure has no source", where=where, hint="Say who measured it, or that you assume it."
-            )
-        values[name], sources[f"{prefix}{name}"] = value, source
-    return values
+def figure(content: Mapping[str, Any], name: str, where: str) -> tuple[float, str] | None:
+    """Return a figure of a machine file and its source; None if it is not there.
+
+    Raises
+    ------
+    ConfigurationError
+        If it has no source, or is not a positive number that can be.
+    """
+    found = content.get(name)
+    if found is None:
+        return None
+    if not isinstance(found, dict) or not {"value", "source"} >= set(found) >= {"value"}:
+        raise ConfigurationError('this must be {"value": NUMBER, "source": TEXT}', where=where)
+    value, source = found["value"], found.get("source")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ConfigurationError(f"{value!r} is not a positive number", where=where)
+    if not isinstance(source, str) or not source.strip():
+        raise ConfigurationError(
+            "this figure has no source", where=where, hint="Say who measured it, or that you assume it."
+        )
+    least, most, unit = PLAUSIBLE.get(name, (0.0, float("inf"), ""))
+    if not least <= value <= most:
+        raise ConfigurationError(
+            f"{value:g} cannot be: this figure is in {unit}", where=where,
+            hint=f"It is from {least:g} to {most:g}: 900 GB/s is 900e9, 16 GiB is 17179869184, and 5 µs is 5e-6.",
+        )  # fmt: skip
+    if name == "devices_per_node" and value != int(value):
+        raise ConfigurationError("this must be a whole number", where=where)
+    return float(value), source
+
+
+def required_figure(content: Mapping[str, Any], name: str, where: str) -> tuple[float, str]:
+    """Return a figure and its source, as `figure` does, or raise if it is not there."""
+    found = figure(content, name, where)
+    if found is None:
+        raise ConfigurationError('this must be {"value": NUMBER, "source": TEXT}, and is missing', where=where)
+    return found
+
+
+def _refuse_unknown(content: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raise `ConfigurationError` if a name is misspelt: its figure would be taken for missing."""
+    if unknown := sorted(set(content) - set(known)):
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        raise ConfigurationError(
+            f"unknown: {', '.join(unknown)}" + (f"; is {unknown[0]} meant to be {near[0]}?" if near else ""),
+            where=where,
+            hint=f"Known: {', '.join(known)}.",
+        )

@@ -64,8 +64,8 @@ class Placed:
     ----------
     work : Work
     level : str
-        The smallest level of memory that holds what is touched; of a step, where its nodes would
-        spend most of their time on traffic.
+        The smallest level of memory that holds what is touched; for a step, the level on whose
+        traffic its nodes would spend the most time.
     bound : str
         `ARITHMETIC`, or the level.
     ideal_s : float
@@ -137,12 +137,15 @@ class Step:
     work : Work
     disturbed : bool
         Whether something disturbed the machine while it was measured.
+    image : int
+        Height and width of an image; 0 without images.
     """
 
     threads: int
     batch: int
     work: Work
     disturbed: bool = False
+    image: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,9 @@ class Segment:
 
     Attributes
     ----------
-    kind : {"strong", "weak", "size"}
+    kind : {"strong", "weak", "size", "image"}
         More threads for one batch; as many images for each of more threads; a larger batch for as
-        many threads.
+        many threads; larger images.
     first, second : Step
     """
 
@@ -166,6 +169,8 @@ class Segment:
         """By how much the knob turns."""
         if self.kind == "size":
             return self.second.batch / self.first.batch
+        if self.kind == "image":
+            return self.second.image / self.first.image
         return self.second.threads / self.first.threads
 
     @property
@@ -208,25 +213,26 @@ class Segment:
         return "locality" if part >= MOSTLY else "bandwidth" if part <= 1 - MOSTLY else "both"
 
 
-TRAJECTORIES: Sequence[tuple[str, Callable[[Step], float], Callable[[Step], float]]] = (
-    ("strong", lambda step: step.batch, lambda step: step.threads),
-    ("weak", lambda step: step.batch / step.threads, lambda step: step.threads),
-    ("size", lambda step: step.threads, lambda step: step.batch),
+TRAJECTORIES: Sequence[tuple[str, Callable[[Step], tuple[float, ...]], Callable[[Step], float]]] = (
+    ("strong", lambda step: (step.batch, step.image), lambda step: step.threads),
+    ("weak", lambda step: (step.batch / step.threads, step.image), lambda step: step.threads),
+    ("size", lambda step: (step.threads, step.image), lambda step: step.batch),
+    ("image", lambda step: (step.threads, step.batch), lambda step: step.image),
 )
 """Kinds of trajectories: what their points have in common, and what orders them."""
 
 
 def trajectories(steps: Sequence[Step]) -> list[list[Segment]]:
-    """Return the trajectories through steps: strong scaling, weak scaling, and size, apart.
+    """Return the trajectories through steps: by kind, apart.
 
     Each needs two points or more. A setting that occurs twice counts once, the faster one.
     """
-    best: dict[tuple[int, int], Step] = {}
+    best: dict[tuple[int, int, int], Step] = {}
     for each in sorted(steps, key=lambda step: -step.work.seconds):
-        best[each.threads, each.batch] = each
+        best[each.threads, each.batch, each.image] = each
     found = []
     for kind, group, order in TRAJECTORIES:
-        lines: dict[float, list[Step]] = {}
+        lines: dict[tuple[float, ...], list[Step]] = {}
         for each in best.values():
             lines.setdefault(group(each), []).append(each)
         for _, own in sorted(lines.items()):
@@ -239,7 +245,11 @@ def trajectories(steps: Sequence[Step]) -> list[list[Segment]]:
 def explained(segment: Segment) -> str:
     """Say how a step moves, and which factor explains it."""
     one, other = segment.first, segment.second
-    if segment.kind == "size":
+    if segment.kind == "image":
+        turned = (
+            f"images {one.image} → {other.image}, batch {one.batch}, {one.threads} thread{'s' * (one.threads != 1)}"
+        )
+    elif segment.kind == "size":
         turned = f"batch {one.batch} → {other.batch}, {one.threads} thread{'s' * (one.threads != 1)}"
     else:
         turned = f"threads {one.threads} → {other.threads}, batch {one.batch}"
@@ -250,10 +260,10 @@ def explained(segment: Segment) -> str:
         return f"{text}; disturbed, so nothing follows"
     if segment.kind == "weak":
         return f"{text}; efficiency {segment.rate / segment.knob:.0%}"
-    if segment.kind == "size":
+    if segment.kind in ("size", "image"):
         said = {
             "locality": "mostly locality: less traffic per operation", "bandwidth": "mostly a better rate of traffic",
-            "both": "locality and rate", "neither": "the batch hardly matters",
+            "both": "locality and rate", "neither": "the size hardly matters",
         }  # fmt: skip
         return f"{text}; {said[segment.why]}"
     if segment.serial_part is not None:

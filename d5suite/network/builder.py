@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from d5suite.errors import NetworkError
 from d5suite.network.model import Network
@@ -364,20 +364,30 @@ class Builder:
         if auxiliary is not None:
             self.node("Mul", "loss.weighted", ["loss.auxiliary", self.scalar("loss.weight", weight)], 1)
             self.node("Add", "loss", ["loss.main", "loss.weighted"], 1)
-        graph = helper.make_graph(
-            self._nodes,
-            self.name,
-            [self._input, helper.make_tensor_value_info(self.label, TensorProto.INT64, ["N"])],
-            [
-                helper.make_tensor_value_info(logits, TensorProto.FLOAT, ["N", self._channels[logits]]),
-                helper.make_tensor_value_info("loss", TensorProto.FLOAT, []),
-            ],
-        )
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="d5suite"
-        )
-        model.graph.initializer.extend(self._initializers)  # `make_graph` would copy them again
+        label = helper.make_tensor_value_info(self.label, TensorProto.INT64, ["N"])
+        model = self._model([self._input, label], {logits: ["N", self._channels[logits]], "loss": []})
         return Network(model, name=self.name, input=self.image, output=logits, label=self.label, loss="loss")
+
+    def regressor(self, output: str, *shape: int) -> Network:
+        """Finish the network, with this output and its mean squared error as loss.
+
+        Parameters
+        ----------
+        output : str
+        *shape : int
+            Its axes after the batch.
+        """
+        model = self._model([self._input], {output: ["N", *shape]})
+        return Network(model, name=self.name, input=self.image, output=output).with_squared_error([output])
+
+    def _model(self, inputs: list, outputs: dict[str, list]) -> ModelProto:
+        given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
+        model = helper.make_model(
+            helper.make_graph(self._nodes, self.name, inputs, given),
+            opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="d5suite",
+        )  # fmt: skip
+        model.graph.initializer.extend(self._initializers)  # `make_graph` would copy them again
+        return model
 
 
 def _even_windows(given: int, size: int) -> tuple[int, int] | None:

@@ -111,7 +111,7 @@ def _static(node: Node, context: NodeContext) -> str:
 
 
 def _further(node: Node, context: NodeContext) -> str:
-    """Return which further output is read; of most operators only the first is computed."""
+    """Name an output that is read and not computed: of most operators only the first one is."""
     read = [] if node.op_type in SEVERAL_OUTPUTS else [name for name in node.outputs[1:] if name in context.readers]
     return (
         f"its further output {read[0]!r} is read, but only the first output of this operator is computed"

@@ -25,7 +25,7 @@ class Memory(Pass):
     disturbs = False
     schema: ClassVar[Mapping[str, Any]] = {
         "description": "peak_bytes is measured; the others follow from the definition of network and optimizer; "
-        "activations: forward outputs without reuse",
+        "activations: forward outputs without reuse; alive: the most bytes of activations and their gradients at once",
         "properties": {
             "peak_bytes": {"type": "integer"},
             "baseline_bytes": {"type": "integer"},
@@ -33,6 +33,7 @@ class Memory(Pass):
             "gradients_bytes": {"type": "integer"},
             "optimizer_state_bytes": {"type": "integer"},
             "activations_bytes": {"type": "integer"},
+            "alive_bytes": {"type": "integer"},
             "nvml": {
                 "type": "object",
                 "description": "on a GPU, what the driver counts: the context, libraries and what the allocator keeps, "

@@ -159,27 +159,25 @@ class _Calls:
         of = self._of
         for name in COLLECTIVES:
             replaced.put(of, name, self._collective(name, getattr(of, name)))
-        replaced.put(of, "send", self._send(of.send))
-        replaced.put(of, "receive", self._receive(of.receive))
-        replaced.put(of, "isend", self._isend(of.isend))
-        replaced.put(of, "ireceive", self._ireceive(of.ireceive))
+        messages: dict[str, Callable[[Any], Callable[..., Any]]] = {
+            "send": self._send, "receive": self._receive, "isend": self._isend, "ireceive": self._ireceive,
+        }  # fmt: skip
+        for name, noted in messages.items():
+            replaced.put(of, name, self._recorder.recorded(noted(getattr(of, name)), self._regions[name]))
 
     def _collective(self, name: str, function: Callable[..., T]) -> Callable[..., T]:
         recorder, of, number = self._recorder, self._of, self._number
-        native, made, operation = self._native[name], self._made[name], COLLECTIVES[name][1]
+        native, operation = self._native[name], COLLECTIVES[name][1]
+        made = recorder.recorded(function, self._made[name])
         nothing = np.empty(0, np.uint8)
 
         def call(array: np.ndarray = nothing, *given: Any, **more: Any) -> T:
-            stream = recorder.stream()
             arguments = () if array is nothing else (array, *given)
             if of._chosen(name, array) is not None:
-                stream.enter(made)
-                try:
-                    return function(*arguments, **more)
-                finally:
-                    stream.leave(made)
+                return made(*arguments, **more)
             root = (given[0] if given else more.get("root", 0)) if name in ROOTED else -1
             sent, received = _bytes(name, of, array.nbytes, root)
+            stream = recorder.stream()
             stream.enter(native)
             try:
                 answer = function(*arguments, **more)
@@ -191,61 +189,33 @@ class _Calls:
         return call
 
     def _send(self, function: Callable[..., None]) -> Callable[..., None]:
-        recorder, number, region = self._recorder, self._number, self._regions["send"]
-
         def call(array: np.ndarray, to: int, tag: int = 0) -> None:
-            stream = recorder.stream()
-            stream.enter(region)
-            try:
-                stream.note(Kind.SEND, number, to, tag, array.nbytes)
-                function(array, to, tag)
-            finally:
-                stream.leave(region)
+            self._recorder.stream().note(Kind.SEND, self._number, to, tag, array.nbytes)
+            function(array, to, tag)
 
         return call
 
     def _receive(self, function: Callable[..., int]) -> Callable[..., int]:
-        recorder, number, region = self._recorder, self._number, self._regions["receive"]
-
         def call(array: np.ndarray, source: int = ANY, tag: int = 0) -> int:
-            stream = recorder.stream()
-            stream.enter(region)
-            try:
-                sender = function(array, source, tag)
-                stream.note(Kind.RECV, number, sender, tag, 0, array.nbytes)
-            finally:
-                stream.leave(region)
+            sender = function(array, source, tag)
+            self._recorder.stream().note(Kind.RECV, self._number, sender, tag, 0, array.nbytes)
             return sender
 
         return call
 
     def _isend(self, function: Callable[..., Request]) -> Callable[..., Request]:
-        recorder, number, region = self._recorder, self._number, self._regions["isend"]
-
         def call(array: np.ndarray, to: int, tag: int = 0) -> Request:
-            stream, request = recorder.stream(), next(self._requests)
-            stream.enter(region)
-            try:
-                stream.note(Kind.ISEND, number, to, tag, array.nbytes, request=request)
-                pending = function(array, to, tag)
-            finally:
-                stream.leave(region)
-            return _Recorded(self, pending, request, None)
+            request = next(self._requests)
+            self._recorder.stream().note(Kind.ISEND, self._number, to, tag, array.nbytes, request=request)
+            return _Recorded(self, function(array, to, tag), request, None)
 
         return call
 
     def _ireceive(self, function: Callable[..., Request]) -> Callable[..., Request]:
-        recorder, region = self._recorder, self._regions["ireceive"]
-
         def call(array: np.ndarray, source: int, tag: int = 0) -> Request:
-            stream, request = recorder.stream(), next(self._requests)
-            stream.enter(region)
-            try:
-                stream.note(Kind.IRECV_REQUEST, -1, request=request)
-                pending = function(array, source, tag)
-            finally:
-                stream.leave(region)
-            return _Recorded(self, pending, request, (tag, array.nbytes))
+            request = next(self._requests)
+            self._recorder.stream().note(Kind.IRECV_REQUEST, -1, request=request)
+            return _Recorded(self, function(array, source, tag), request, (tag, array.nbytes))
 
         return call
 

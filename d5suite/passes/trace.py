@@ -17,6 +17,7 @@ from d5suite.instruments.recorder import Recorder
 from d5suite.instruments.resources import sampled
 from d5suite.instruments.sampling import quiet_interpreter
 from d5suite.levels.distributed import Communicator
+from d5suite.measurements import schemas as s
 from d5suite.measurements.base import STEP, Step
 from d5suite.passes.base import FILES, Pass, PassError, PreparedStep
 from d5suite.passes.recording import recorded
@@ -41,47 +42,33 @@ PAIRS_S = 2.0
 TURN_S = 0.02
 """Shortest turn: shorter steps are made several times."""
 
-_NUMBER = {"type": "number"}
-_COUNT = {"type": "integer", "minimum": 0}
+SCHEMA = s.record(
+    {
+        FILES: s.text("the folder of the archive"),
+        "archive": s.text("its file in that folder"),
+        "steps": s.integer(minimum=1),
+        "events": s.integer(minimum=0),
+        "dropped_events": s.integer(minimum=0),
+        "slowdown": s.mapping(
+            {"ratio": s.number(), "ci95": s.pair(), "confidence": s.number(), "pairs": s.integer(minimum=1)},
+            optional=["confidence"],
+            description="of the same step with the recorder over without, in turn; the median of pairs",
+        ),
+        "clock_error_s": s.or_null(s.number("of ranks' times; null: not known")),
+        "phases_s": s.by_name(s.number(), "seconds of a step in each region itself, mean of steps and ranks"),
+        "waiting_s": s.by_name(s.number(), "by wait state, of all ranks"),
+        "notes": s.array(s.text()),
+    },
+    optional=["clock_error_s", "phases_s", "waiting_s", "notes"],
+)
 
 
 class TraceOfStep(Pass):
     """An OTF2 archive of some steps, and what it says in short."""
 
     name = "trace"
-    schema: ClassVar[Mapping[str, Any]] = {
-        "description": "of steps of their own, which were recorded; d5suite trace reads the archive",
-        "required": [FILES, "archive", "steps", "events", "dropped_events", "slowdown"],
-        "properties": {
-            FILES: {"type": "string", "description": "the folder of the archive"},
-            "archive": {"type": "string", "description": "its file in that folder"},
-            "steps": {"type": "integer", "minimum": 1},
-            "events": _COUNT,
-            "dropped_events": _COUNT,
-            "slowdown": {
-                "type": "object",
-                "description": "of the same step with the recorder over without, in turn; the median of pairs",
-                "required": ["ratio", "ci95", "pairs"],
-                "properties": {
-                    "ratio": _NUMBER,
-                    "ci95": {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2},
-                    "confidence": _NUMBER,
-                    "pairs": {"type": "integer", "minimum": 1},
-                },
-            },
-            "clock_error_s": {"type": ["number", "null"], "description": "of ranks' times; null: not known"},
-            "phases_s": {
-                "type": "object",
-                "description": "seconds of a step in each region itself, mean of steps and ranks",
-                "additionalProperties": _NUMBER,
-            },
-            "waiting_s": {
-                "type": "object",
-                "description": "by wait state, of all ranks",
-                "additionalProperties": _NUMBER,
-            },
-            "notes": {"type": "array", "items": {"type": "string"}},
-        },
+    schema: ClassVar[Mapping[str, Any]] = SCHEMA | {
+        "description": "of steps of their own, which were recorded; d5suite trace reads the archive"
     }
 
     def problem(self, prepared: PreparedStep) -> str:
@@ -103,7 +90,7 @@ class TraceOfStep(Pass):
         assert workload.folder is not None
         title = f"{workload.name}, {prepared.measurement.name}"
         files = Path(f"{workload.folder.name}.trace") / re.sub(r"[^\w.-]+", "-", title)
-        ranks = _Ranks(getattr(workload, "communicator", None))
+        ranks = _Ranks(getattr(workload, "communicator", None), getattr(workload, "component", ""))
         folder = workload.folder.parent / files
         run = ranks.common(uuid.uuid4().hex)
         if ranks.rank == 0:
@@ -189,11 +176,12 @@ def _summary(trace: Trace, steps: int) -> dict[str, Any]:
 
 
 class _Ranks:
-    """All ranks of a measurement, or the only one."""
+    """All ranks of a measurement, or the only one; of a workflow they have components."""
 
-    def __init__(self, communicator: Communicator | None) -> None:
+    def __init__(self, communicator: Communicator | None, component: str = "") -> None:
         self.communicator = communicator if communicator is not None and communicator.size > 1 else None
         self.rank = communicator.rank if communicator is not None else 0
+        self.name = f"rank {self.rank}{f' ({component})' * bool(component)}"
         self.host = communicator.hosts[communicator.rank] if communicator is not None else ""
 
     def _gathered(self, value: Any) -> list[Any]:
@@ -226,7 +214,7 @@ class _Ranks:
 
     def recorder(self, folder: Path, run: str) -> Recorder:
         """Begin this rank's recording."""
-        made: Recorder = self.agree(lambda: Recorder(folder, f"rank {self.rank}", run=run, host=self.host))
+        made: Recorder = self.agree(lambda: Recorder(folder, self.name, run=run, host=self.host))
         return made
 
     def offset(self) -> Offset | None:

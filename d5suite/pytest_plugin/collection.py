@@ -16,7 +16,7 @@ from d5suite.pytest_plugin import busy, stash
 from d5suite.pytest_plugin.measuring import measured, schedule
 from d5suite.pytest_plugin.progress import begin
 from d5suite.pytest_plugin.replay import ReplayTimer, replay
-from d5suite.pytest_plugin.settings import elsewhere, pythons, without_effect
+from d5suite.pytest_plugin.settings import elsewhere, pythons, tuned_selection, without_effect
 from d5suite.pytest_plugin.storage import check_display, has_benchmark
 from d5suite.pytest_plugin.sweep import Point, points
 
@@ -114,11 +114,19 @@ def _runners(config: pytest.Config, case: Case, chosen: Settings) -> Iterator[Ru
     from d5suite.cases.case import Runner
 
     for selection, reason in _choices(config, chosen):
+        selection = tuned_selection(config, case.name, selection)
         if selection.backend.on_request and stash.SELECTIONS not in config.stash and not case.every_backend:
             continue
+        seen = set()
         for ranks in chosen.ranks or (None,):
-            lacks = _lacks_scheme(config, selection, ranks, chosen) or _lacks_collective(ranks)
-            yield Runner(selection, ranks, reason or lacks)
+            used, unfit = (None, None) if ranks is None else case.of_ranks(ranks)
+            if used == ranks:
+                unfit = unfit or _lacks_scheme(config, selection, ranks, chosen) or _lacks_collective(ranks)
+                unfit = unfit or _lacks_order(ranks)
+            elif str(used) in seen:  # schemes that mean nothing to the case
+                continue
+            seen.add(str(used))
+            yield Runner(selection, used, reason or unfit)
 
 
 def _lacks_scheme(config: pytest.Config, selection: Selection, ranks: Ranks | None, chosen: Settings) -> str | None:
@@ -135,6 +143,17 @@ def _lacks_scheme(config: pytest.Config, selection: Selection, ranks: Ranks | No
     return backend.lacks_scheme(
         ranks.distributed.scheme, mode=selection.mode, device=chosen.device, precision=chosen.precision
     )
+
+
+def _lacks_order(ranks: Ranks | None) -> str | None:
+    """Return why a scheme cannot honour the order of transfers, slices or credit, or None."""
+    from d5suite.distributed.schemes import refusal
+
+    if ranks is None or ranks.size == 1:
+        return None
+    how = ranks.distributed
+    found = {name: refusal(how.scheme, name) for name in how.settings}
+    return next((f"{how.scheme} cannot honour {name}: {why}" for name, why in found.items() if why), None)
 
 
 def _lacks_collective(ranks: Ranks | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Lines at the bottom of a terminal that change while a run goes on. Imports rich, late."""
+"""Lines at the bottom of a terminal that are updated during a run. Imports rich, late."""
 
 from __future__ import annotations
 

@@ -41,10 +41,14 @@ BOUNDS = {
     "job_timeout": (1, math.inf),
     "launches": (1, 100),
     "wait_quiet": (0, 86_400),
+    "slice": (1, 2**40),
+    "credit": (1, 2**40),
 }
 """The least and the most that options of numbers take."""
 
-RANKED = ("scheme", "communicator", "algorithm", "interface", "scaling", "oversubscribe")
+RANKED = (
+    *("scheme", "order", "slice", "credit", "communicator", "algorithm", "interface", "scaling", "oversubscribe"),
+)
 """Options that make sense with ``--ranks`` only."""
 
 
@@ -138,6 +142,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "as ddp (default: all_reduce)",
     )
     group.addoption(
+        "--order",
+        metavar="NAME[,…]",
+        help="order in which tensors are sent: tic, tac, tac:FILE, forward, backward, random:SEED or framework "
+        "(default: tensors are not sent one by one)",
+    )
+    group.addoption("--slice", type=int, metavar="BYTES", help="the most bytes of a transfer (default: whole tensors)")
+    group.addoption(
+        "--credit", type=int, metavar="BYTES", help="the most bytes that a rank has on their way (default: no limit)"
+    )
+    group.addoption(
         "--communicator", metavar="NAME[,…]", help="communicator: gloo, mpi or nccl (default: the first installed)"
     )
     group.addoption(
@@ -172,6 +186,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--from-jobs", type=given_path, metavar="DIR", help="read the results of such job files, and measure nothing"
+    )
+    group.addoption(
+        "--tuned", type=given_path, metavar="FILE.toml", help="run with the settings that d5suite tune has found"
+    )
+    group.addoption(
+        "--tuned-anywhere", action="store_true", help="use --tuned on another kind of machine than it was tuned on, too"
     )
     parser.addini(
         "d5suite_python", "interpreter per backend, one 'NAME = PYTHON' per line", type="linelist", default=[]
@@ -288,6 +308,11 @@ def _check(config: pytest.Config) -> None:
         raise ConfigurationError("--write-jobs comes first, and --from-jobs in a later run")
     if elsewhere(config) and (config.getoption("ranks") is None or config.getoption("threads") is None):
         raise ConfigurationError("jobs that run elsewhere need --ranks and --threads, of all ranks together")
+    if config.getoption("tuned_anywhere") and config.getoption("tuned") is None:
+        raise ConfigurationError("--tuned-anywhere is for a file of tuned settings", hint="Add --tuned FILE.toml.")
+    if config.getoption("tuned") is not None and (elsewhere(config) or config.getoption("sweep")):
+        raise ConfigurationError("tuned settings are for one run on this machine", where="--tuned",
+                                 hint="Leave out --sweep, --write-jobs and --from-jobs.")  # fmt: skip
     if config.getoption("ranks") is None:
         given = [name for name in RANKED if config.getoption(name)]
         if given:

@@ -21,8 +21,10 @@ from d5suite.passes import requested
 from d5suite.pytest_plugin import stash
 
 if TYPE_CHECKING:
+    from d5suite.backends import Selection
     from d5suite.cases.case import Settings
     from d5suite.cases.user_network import Given
+    from d5suite.tuning.profiles import Profile
 
 MOST_RANKS = 4096
 
@@ -73,9 +75,35 @@ def settings(config: pytest.Config) -> Settings:
             wait_quiet_s=config.getoption("wait_quiet"),
             write_jobs=_absolute(folder, config.getoption("write_jobs")),
             from_jobs=_absolute(folder, config.getoption("from_jobs")),
+            tuned=_tuned(config).settings if config.getoption("tuned") else {},
             named=[folder / str(argument).split("::")[0] for argument in config.args],
         )
     return config.stash[stash.SETTINGS]
+
+
+def _tuned(config: pytest.Config) -> Profile:
+    """Return the settings of ``--tuned``; made once."""
+    if stash.TUNED not in config.stash:
+        from d5suite.tuning.profiles import use_tuned
+
+        config.stash[stash.TUNED] = found = use_tuned(
+            config.invocation_params.dir / config.getoption("tuned"),
+            threads=config.getoption("threads") or default_threads(),
+            device=config.getoption("device"),
+            loader_workers=cores_of(config),
+            anywhere=config.getoption("tuned_anywhere"),
+        )
+        config.stash[stash.REMARKS] += found.remarks
+    return config.stash[stash.TUNED]
+
+
+def tuned_selection(config: pytest.Config, case: str, selection: Selection) -> Selection:
+    """Return a backend in the mode that ``--tuned`` has for a case, unless a mode is named."""
+    if config.getoption("tuned") is None or selection.mode != selection.backend.default_mode:
+        return selection
+    mode = _tuned(config).modes.get((case, selection.backend.name), selection.mode)
+    chosen = replace(selection, mode=mode)
+    return selection if chosen in config.stash.get(stash.SELECTIONS, []) else chosen
 
 
 def _absolute(folder: Path, given: Path | None) -> Path | None:
@@ -100,12 +128,17 @@ def inputs_of(config: pytest.Config) -> dict[str, Given]:
     return parse_inputs(config.getoption("input"))
 
 
+SIZES_OF_TRANSFERS = {"slice_bytes": "slice", "credit_bytes": "credit"}
+"""Options by the schemes' settings of transfers."""
+
+
 def ranks_of(config: pytest.Config) -> list[Ranks]:
-    """Return every requested combination of ranks, scheme, communicator and algorithm."""
+    """Return every requested combination of ranks, scheme, order, communicator and algorithm."""
     from d5suite.distributed.algorithms import ALGORITHMS
     from d5suite.distributed.communicators import COMMUNICATORS
     from d5suite.distributed.network import require_interface
-    from d5suite.distributed.schemes import SCHEMES, settings_from_dict
+    from d5suite.distributed.order_tasks import check_order
+    from d5suite.distributed.schemes import SCHEMES, refusal, settings_from_dict
     from d5suite.instruments.threads import allowed_cpus
 
     counts = [_count(text) for text in _listed(config, "ranks", "")]
@@ -120,8 +153,12 @@ def ranks_of(config: pytest.Config) -> list[Ranks]:
     if interface and not elsewhere(config):
         require_interface(interface, "--interface")
     found: list[Ranks] = []
-    for scheme, algorithm, communicator, count in itertools.product(
+    transfers = {
+        name: config.getoption(option) for name, option in SIZES_OF_TRANSFERS.items() if config.getoption(option)
+    }
+    for scheme, order, algorithm, communicator, count in itertools.product(
         _listed(config, "scheme", "all_reduce"),
+        _listed(config, "order", ""),
         _listed(config, "algorithm", "native"),
         _listed(config, "communicator", ""),
         counts,
@@ -129,10 +166,15 @@ def ranks_of(config: pytest.Config) -> list[Ranks]:
         name, *pairs = scheme.split(":")
         settings = dict(_setting(pair) for pair in pairs)
         native = name not in SCHEMES
+        if order:
+            check_order(order, "--order")
+        asked = {**({"order": order} if order else {}), **transfers}
+        honoured = {key: value for key, value in asked.items() if refusal(name, key) is None}
         if native:
             _check_native(config, name, settings, algorithm)
         else:
-            settings_from_dict({"name": name, **settings})
+            settings_from_dict({"name": name, **settings, **honoured})
+        settings |= asked if count > 1 else honoured
         _require("algorithm", algorithm, ALGORITHMS)
         # With a framework's own scheme it only lets ranks agree, on the CPU.
         device = "cpu" if native else config.getoption("device")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from d5suite.measurements.base import Measurement
     from d5suite.pytest_plugin.sweep import Sweep  # noqa: F401
     from d5suite.session.results import Wanted
+    from d5suite.tuning.profiles import Profile  # noqa: F401
 
 
 class Kept(NamedTuple):
@@ -56,6 +57,7 @@ SESSION = pytest.StashKey["Sweep"]()
 
 SETTINGS = pytest.StashKey["Settings"]()
 SELECTIONS = pytest.StashKey["list[Selection]"]()
+TUNED = pytest.StashKey["Profile"]()
 TERMINAL = pytest.StashKey[bool]()
 RECORDS = pytest.StashKey["dict[str, dict[str, Any]]"]()
 RESULTS = pytest.StashKey["list[dict[str, Any]]"]()

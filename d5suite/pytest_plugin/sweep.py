@@ -41,12 +41,21 @@ def _whole(text: str) -> int:
 KNOBS: Mapping[str, Knob] = {
     "threads": Knob("threads", _whole),
     "batch-size": Knob("batch_size", _whole),
+    "image-size": Knob("image_size", _whole),
     "precision": Knob("precision", str),
+    "coupling": Knob("coupling", str),
+    "placement": Knob("placement", str),
+    "capacity": Knob("capacity", _whole),
 }
 """Knobs by name. Ranks have ``--ranks``."""
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 """As `d5suite.levels.description` has them, which imports NumPy."""
+
+PLACEMENTS = ("packed", "interleaved")
+"""As `d5suite.cases.workflow` has them; of couplings it knows the kinds."""
+
+CHOICES = {"precision": PRECISIONS, "placement": PLACEMENTS}
 
 
 @dataclass(frozen=True)
@@ -159,9 +168,9 @@ def check_options(config: pytest.Config) -> dict[str, Sequence[Any]]:
             values = [KNOBS[knob].read(value.strip()) for value in listed.split(",")]
         except ValueError as error:
             raise ConfigurationError(f"{listed!r} holds a value that is {error}", where=where) from None
-        if knob == "precision" and (unknown := [each for each in values if each not in PRECISIONS]):
+        if unknown := [each for each in values if each not in CHOICES.get(knob, values)]:
             raise ConfigurationError(
-                f"there is no precision {unknown[0]!r}", where=where, hint=f"Known: {', '.join(PRECISIONS)}."
+                f"there is no {knob} {unknown[0]!r}", where=where, hint=f"Known: {', '.join(CHOICES[knob])}."
             )
         if len(set(values)) < len(values):
             raise ConfigurationError(f"{listed!r} names something twice", where=where)

@@ -29,6 +29,7 @@ from d5suite.report.reading import Conditions, ResultKey, data_of, printable, re
 from d5suite.report.reading import read_benchmarks as read_benchmarks
 from d5suite.report.sizes import NOTE as SIZES_NOTE
 from d5suite.report.sizes import size_table
+from d5suite.report.workflows import workflow_lines
 
 
 class TableRow(NamedTuple):
@@ -54,15 +55,16 @@ MOST_COLUMNS = 10_000
 
 
 class _Fit(NamedTuple):
-    """What a table shows: a wide terminal's columns, and intervals of ratios and of medians."""
+    """What a table shows: a wide terminal's columns, intervals, and columns without any value."""
 
     wide: bool
     of_ratios: bool
     of_medians: bool
+    empty: bool = True
 
 
 FITS = (_Fit(True, True, True), _Fit(False, True, True), _Fit(False, False, True), _Fit(False, True, False),
-        _Fit(False, False, False))  # fmt: skip
+        _Fit(False, False, False), _Fit(False, False, False, empty=False))  # fmt: skip
 """From the widest to the narrowest; the first is for wide terminals."""
 
 TIMES_FASTEST = Column("× fastest", "times_fastest", "text")
@@ -227,6 +229,7 @@ def _show_notes(
     for line in (
         *(f"{name}: {told}" for name, info in shown for told in negative_parts(info)),
         *_above_ceilings(shown),
+        *workflow_lines([(name, info) for name, info in shown if not failures(info)]),
         *straggler_lines(shown),
         *placement_lines([info for _, info in shown]),
     ):
@@ -292,7 +295,8 @@ def is_reduced(info: Mapping[str, Any]) -> bool:
 def _drawn(table: Table, chosen: Sequence[TableRow], console: Console, *, several: bool) -> RichTable:
     """Return a table that fits.
 
-    It drops a wide terminal's columns first, then intervals, and wraps names last.
+    It drops a wide terminal's columns first, then intervals, then columns without any value, and
+    wraps names last.
     """
     order = _order(chosen)
     rows = chosen if several else [row for row, _ in order]
@@ -366,6 +370,12 @@ def _filled(
     if set(ratios) - {"–"} and (fit.wide or not several):
         times = [place for place, column in enumerate(columns, 1) if column.value in ("median_s", "median_ci95")]
         columns.insert(max(times, default=len(columns)), TIMES_FASTEST)
+    if not fit.empty:
+        right = [row.record for row in chosen if not failures(row.record)]
+        columns = [
+            column for column in columns
+            if column is TIMES_FASTEST or not right or any(text_of(column, record, fit.wide) != "–" for record in right)
+        ]  # fmt: skip
     if several:  # before the column of errors, which is the last
         place = len(columns) - (columns[-1].value == "validation.checks")
         columns.insert(place, Column("÷ first", "over_first", "thousandths"))

@@ -259,6 +259,11 @@ def ranked(
     return found + [(each, RatioToFastest(is_view=is_view(each.record))) for each in others]
 
 
+def ratio_between(one: Mapping[str, Any], other: Mapping[str, Any], between_runs: float) -> Ratio:
+    """Return how many times as long the other result takes as the one, from their records."""
+    return Ranking([_competitor(one), _competitor(other)], between_runs).ratio(0, 1)
+
+
 def _competitor(record: Mapping[str, Any]) -> Competitor:
     items = record["throughput"]["value"] * record["median_s"]
     samples = [seconds / items for seconds in record["data"]]

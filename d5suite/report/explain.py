@@ -12,11 +12,11 @@ from typing import Any
 
 from d5suite.errors import ConfigurationError
 from d5suite.models.ceilings import Ceilings, Roof, other_machine
-from d5suite.models.roofline import Placed, Segment, Step, Work, place
+from d5suite.models.roofline import ABOVE, ARITHMETIC, Placed, Segment, Step, Work, place
 from d5suite.report.ceilings import describe_share
 from d5suite.report.compare import failures, setting
 from d5suite.report.reading import ResultKey
-from d5suite.report.roofline import timed_nodes
+from d5suite.report.roofline import SLOWED, timed_nodes
 
 TOLD = 0.05
 """Least part of a step that is told."""
@@ -29,6 +29,12 @@ EXPLAINED = 0.5
 
 AS_FAST = 1.05
 """Ratio of two rates from which on they differ."""
+
+ALMOST_ALL = 0.9
+"""Part of the ceilings' time from which on one of them is named alone."""
+
+UNDECIDED = ", but their intervals overlap, so another run may turn it"
+"""Follows a ratio that the samples do not decide."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,13 @@ def _operators(given: _Given) -> Iterator[Sentence]:
             ("layers.coverage",),
         )
         return
+    slowed = part["slowdown"] > SLOWED
+    if slowed:
+        yield Sentence(
+            f"the profiler slows the step down {part['slowdown']:.2f} times, short nodes most: all parts are of the "
+            "profiled step",
+            ("layers.slowdown",),
+        )
     seconds, ideal = _by_operator(part, given.roof)
     slowest = sorted(seconds, key=lambda name: -seconds[name])
     for name in slowest[:MOST_OPERATORS]:
@@ -163,24 +176,35 @@ def _operators(given: _Given) -> Iterator[Sentence]:
         if share < TOLD:
             break
         text, figures = f"{share:.0%} of the step is in {name}", ["layers.times", "layers.step_s"]
-        placed = ideal.get(name)
-        if placed:
-            total = sum(each.ideal_s for each in placed)
-            bounds: dict[str, float] = {}
-            for each in placed:
-                bounds[each.bound] = bounds.get(each.bound, 0.0) + each.ideal_s
-            bound = max(bounds, key=bounds.__getitem__)
-            text += f", at {total / sum(each.work.seconds for each in placed):.0%} of the ceiling of {bound}"
+        if placed := ideal.get(name):
+            text += f", {_of_ceilings(placed, slowed)}"
             figures += ["layers.graph", "the machine file's ceilings"]
         yield Sentence(text, tuple(figures))
     lost = {name: sum(max(0.0, each.work.seconds - each.ideal_s) for each in placed) for name, placed in ideal.items()}
     most = max(lost, key=lost.__getitem__, default="")
-    if most and TOLD < lost[most] / part["step_s"] < 1:
+    if most and not slowed and TOLD < lost[most] / part["step_s"] < 1:
         yield Sentence(
             f"at its ceilings {most} would take {1e3 * lost[most]:.3g} ms less, and the step be at most "
             f"{1 / (1 - lost[most] / part['step_s']):.2f} times as fast",
             ("layers.times", "layers.graph", "the machine file's ceilings"),
         )
+
+
+def _of_ceilings(placed: list[Placed], slowed: bool) -> str:
+    """Say which part of their ceilings nodes reach, and what more than all means."""
+    bounds: dict[str, float] = {}
+    for each in placed:
+        bounds[each.bound] = bounds.get(each.bound, 0.0) + each.ideal_s
+    bound, total = max(bounds, key=bounds.__getitem__), sum(bounds.values())
+    share = total / sum(each.work.seconds for each in placed)
+    named = (
+        f"the ceiling of {bound}" if bounds[bound] >= ALMOST_ALL * total else f"its ceilings, mostly that of {bound}"
+    )
+    if share <= ABOVE:
+        part = f"{share:.0%}" if share >= 0.005 else "less than 1%"
+        return f"{'reaching at least' if slowed else 'at'} {part} of {named}"
+    why = "fewer operations are made than counted" if bound == ARITHMETIC else "a nearer cache still holds the data"
+    return f"{share:.2f} times as fast as {named}: {why}, or the ceiling is too low"
 
 
 def _by_operator(part: Mapping[str, Any], roof: Roof | None) -> tuple[dict[str, float], dict[str, list[Placed]]]:
@@ -234,13 +258,17 @@ def _loader(given: _Given) -> Iterator[Sentence]:
         loaded, trained = other["throughput"], record["throughput"]
         if loaded["unit"] != trained["unit"]:
             continue
-        ratio = loaded["value"] / trained["value"]
-        is_bound = ratio < AS_FAST
-        yield Sentence(
-            f"the loader gives {loaded['value']:.4g} {loaded['unit']} and the step takes {trained['value']:.4g}: "
-            + ("the loader is the bound" if is_bound else "the loader is not the bound"),
-            ("throughput.value", "throughput.value of input_pipeline"),
-        )
+        text = f"the loader gives {loaded['value']:.4g} {loaded['unit']} and the step takes {trained['value']:.4g}"
+        figures = ["throughput.value", "throughput.value of input_pipeline"]
+        cpus = record["environment"]["cpu"].get("allowed_cpus") or ()
+        busy = record["threads"] + other.get("loader_workers", 1)
+        if record["device"] == "cpu" and cpus and busy > len(cpus):
+            both = 1 / (1 / loaded["value"] + 1 / trained["value"])
+            text += f", each alone ({len(cpus)} CPU{'s' * (len(cpus) != 1)} for both do {both:.4g} together)"
+            figures += ["threads", "environment.cpu.allowed_cpus"]
+        is_bound = loaded["value"] / trained["value"] < AS_FAST
+        text += ": the loader is the bound" if is_bound else ": the loader is not the bound"
+        yield Sentence(text, tuple(figures))
 
 
 def _knobs(given: _Given) -> Iterator[Sentence]:
@@ -256,7 +284,8 @@ def _knobs(given: _Given) -> Iterator[Sentence]:
         serial = Segment("strong", one, other).serial_part
         said = f": serial part {serial:.0%}" if serial is not None else ""
         yield Sentence(
-            f"{threads} threads give {gain:.2f} times the rate of {base['threads']}{said}",
+            f"{threads} threads give {gain:.2f} times the rate of {base['threads']}"
+            + (UNDECIDED if _overlap(base, record) else said),
             ("throughput.value", f"throughput.value at {base['threads']} thread{'s' * (base['threads'] != 1)}"),
         )
     smaller = [each for each in given.others("batch") if batch and each.get("batch_size", batch) < batch]
@@ -264,9 +293,21 @@ def _knobs(given: _Given) -> Iterator[Sentence]:
         base = min(smaller, key=lambda each: each["batch_size"])
         gain = rate / base["throughput"]["value"]
         yield Sentence(
-            f"batches of {batch} give {gain:.2f} times the {record['throughput']['unit']} of {base['batch_size']}",
+            f"batches of {batch} give {gain:.2f} times the {record['throughput']['unit']} of {base['batch_size']}"
+            + UNDECIDED * _overlap(base, record),
             ("throughput.value", f"throughput.value at batch {base['batch_size']}"),
         )
+
+
+def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether the intervals of two rates have a rate in common."""
+    ends = []
+    for each in (one, other):
+        done = each["throughput"]["value"] * each["median_s"]
+        low, high = each["median_ci95"]
+        ends.append((done / high, done / low))
+    (low, high), (least, most) = ends
+    return bool(low <= most and least <= high)
 
 
 def _ranks(given: _Given) -> Iterator[Sentence]:

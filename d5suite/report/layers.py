@@ -320,3 +320,20 @@ def _sum(label: str, direction: str, rows: Sequence[LayerRow]) -> LayerRow:
         _total([row.bytes for row in rows]),
         {},
     )
+
+
+def reorders(part: Mapping[str, Any]) -> tuple[float, float]:
+    """Return how often oneDNN changed a layout per step, and for how many seconds."""
+    found = [(each.get("reorders", 0), each.get("reorder_s", 0.0)) for each in part["times"]]
+    found += [(each["calls"], each["seconds"]) for each in part.get("kernels_apart", []) if each.get("reorder")]
+    return sum(count for count, _ in found), sum(seconds for _, seconds in found)
+
+
+def not_joined(part: Mapping[str, Any]) -> str:
+    """Return ``3 reorder 0.1 ms, 1 eltwise 0.02 ms``: the library's kernels that have no node."""
+    found: dict[str, list[float]] = {}
+    for each in part.get("kernels_apart", []):
+        own = found.setdefault(each["primitive"], [0, 0.0])
+        own[:] = own[0] + each["calls"], own[1] + each["seconds"]
+    ordered = sorted(found.items(), key=lambda each: -each[1][1])
+    return ", ".join(f"{calls:.0f} {name} {1e3 * seconds:.3g} ms" for name, (calls, seconds) in ordered)

@@ -378,10 +378,20 @@ def conditions(info: Mapping[str, Any]) -> Conditions:
         **_threads_and_ranks(info),
         "seed": info["seed"],
         "L2 cache": "cold" if "l2_cold" in info else None,
+        **_workflow_of(info),
         "schema": info["schema"],
         **{f"optimizer {key}": value for key, value in sorted(info.get("optimizer", {}).items())},
     }
     return tuple((name, str(value)) for name, value in named.items() if value not in (None, ""))
+
+
+def _workflow_of(info: Mapping[str, Any]) -> dict[str, str]:
+    """Return how the ranks of a workflow are placed, and the buffers of its couplings."""
+    if info["measurement"] != "workflow":
+        return {}
+    workflow = info["workflow"]
+    buffers = {name: f"{each['capacity']} ({each['policy']})" for name, each in workflow["couplings"].items()}
+    return {"placement": workflow["placement"], **{f"buffer of {name}": text for name, text in buffers.items()}}
 
 
 def _threads_and_ranks(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from d5suite.models.ceilings import Ceilings, Roof, other_machine
-from d5suite.models.roofline import Placed, Segment, Step, Work, place, place_all, trajectories
+from d5suite.models.roofline import Placed, Segment, Step, Work, explained, place, place_all, trajectories
 from d5suite.report.compare import failures, setting
 from d5suite.report.layers import DIRECTIONS
 from d5suite.report.reading import ResultKey
@@ -20,6 +20,9 @@ COUNTED = "counted"
 
 DISTURBED = "disturbed: "
 """Begins the mark of such a result."""
+
+TURNED = ("threads", "batch", "image size")
+"""Conditions that are knobs of a trajectory."""
 
 SLOWED = 1.2
 """Slow-down by a profiler from which on its nodes' places are doubted."""
@@ -58,7 +61,7 @@ class Roofline:
     title, backend, setting : str
         Case and measurement; backend; conditions in words.
     conditions : dict of str to str
-    threads, batch : int
+    threads, batch, image : int
     roof : Roof
     step : Spot
     nodes : list of Spot
@@ -80,6 +83,7 @@ class Roofline:
     nodes: list[Spot] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
     machine: str = ""
+    image: int = 0
 
     @property
     def disturbed(self) -> bool:
@@ -147,7 +151,7 @@ def _roofline(
     said = ceilings.name + (" (another machine)" if any(mark.startswith("another") for mark in marks) else "")
     return Roofline(
         title, backend, setting(record), conditions, record["threads"], record.get("batch_size", 1), roof, step, nodes,
-        marks, said,
+        marks, said, record.get("image_size") or 0,
     )  # fmt: skip
 
 
@@ -201,11 +205,25 @@ def paths(found: Sequence[Roofline]) -> dict[tuple[str, str, str], list[list[Seg
     for each in found:
         if not (each.step.placed.work.flops and each.step.placed.work.bytes):
             continue
-        fixed = ", ".join(f"{key} {value}" for key, value in each.conditions.items() if key not in ("threads", "batch"))
+        fixed = ", ".join(f"{key} {value}" for key, value in each.conditions.items() if key not in TURNED)
         groups.setdefault((each.title, each.backend, fixed), []).append(
-            Step(each.threads, each.batch, each.step.placed.work, each.disturbed)
+            Step(each.threads, each.batch, each.step.placed.work, each.disturbed, each.image)
         )
     return {key: lines for key, steps in groups.items() if (lines := trajectories(steps))}
+
+
+NAMED = {"strong": "strong scaling", "weak": "weak scaling", "size": "batch size", "image": "image size"}
+"""Kinds of trajectories in words."""
+
+
+def path_lines(found: Sequence[Roofline]) -> list[str]:
+    """Return the trajectories in words, strong and weak scaling apart."""
+    lines: list[str] = []
+    for (title, backend, _), own in paths(found).items():
+        for line in own:
+            lines.append(f"{title}, {backend}, {NAMED[line[0].kind]}:")
+            lines += [f"  {explained(segment)}" for segment in line]
+    return lines
 
 
 def to_dict(found: Sequence[Roofline], missing: Mapping[str, str]) -> dict[str, Any]:
@@ -241,6 +259,7 @@ def to_dict(found: Sequence[Roofline], missing: Mapping[str, str]) -> dict[str, 
                     {
                         "threads": [each.first.threads, each.second.threads],
                         "batch": [each.first.batch, each.second.batch],
+                        "image": [each.first.image, each.second.image],
                         "log2_rate": math.log2(each.rate),
                         "log2_intensity": math.log2(each.intensity),
                         "log2_bandwidth": math.log2(each.bandwidth),

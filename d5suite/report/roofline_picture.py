@@ -6,22 +6,25 @@ Imports matplotlib (late) and its neighbours.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from d5suite.models.ceilings import Roof
 from d5suite.models.roofline import Work
 from d5suite.report.colours import Style, styles
 from d5suite.report.page.svg import drawing
-from d5suite.report.roofline import COUNTED, Roofline, Spot, paths
+from d5suite.report.roofline import COUNTED, NAMED, Roofline, Spot, paths
 from d5suite.report.tooltips import set_tooltips
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-STROKES = {"strong": "-", "weak": "--", "size": ":"}
+STROKES: dict[str, Any] = {"strong": "-", "weak": "--", "size": ":", "image": "-."}
 """Lines of trajectories by kind."""
+
+INK = "#262626"
+"""Colour of roofs and words."""
 
 MOST_NODES = 200
 """Nodes of a result that are drawn: the slowest."""
@@ -46,35 +49,66 @@ def draw_rooflines(found: Sequence[Roofline]) -> Figure:
 
 
 def _panel(axes: Axes, title: str, own: Sequence[Roofline]) -> None:
-    spots = [spot for each in own for spot in (each.step, *each.nodes[:MOST_NODES]) if _is_drawn(spot.placed.work)]
-    lowest = min((spot.placed.work.intensity for spot in spots), default=0.1) / 2
-    highest = max((spot.placed.work.intensity for spot in spots), default=10.0) * 2
+    places = {(each.backend, each.threads, each.batch, each.image) for each in own}
+    one_setting = len({place[1:] for place in places}) == 1
+    turned = len(places) > len({each.backend for each in own})
+    most_nodes = 0 if turned else MOST_NODES  # the nodes of several settings would hide each other
+    spots = [spot for each in own for spot in (each.step, *each.nodes[:most_nodes]) if _is_drawn(spot.placed.work)]
     roofs = {each.threads: each.roof for each in own}
+    most = max(roofs)
+    ridges = [roof.flops_per_s / level.bytes_per_s for roof in roofs.values() for level in roof.levels]
+    intensities = [spot.placed.work.intensity for spot in spots] + ridges  # so that slopes are seen
+    lowest, highest = min(intensities) / 2, max(intensities) * 2
     for threads, roof in sorted(roofs.items()):
-        _draw_roof(axes, roof, threads, lowest, highest, faint=threads != max(roofs))
+        _draw_roof(axes, roof, threads, lowest, highest, faint=threads != most)
     names = list(dict.fromkeys(each.backend for each in own))
     known = dict(zip(names, styles(names), strict=True))
-    one_setting = len({(each.threads, each.batch) for each in own}) == 1
     for each in own:
         style = known[each.backend]
-        if one_setting:  # the nodes of several settings would hide each other
-            _draw_spots(axes, each.nodes[:MOST_NODES], style, each, size=4, alpha=0.45)
-        _draw_spots(axes, [each.step], style, each, size=11, alpha=1.0, label=each.backend)
-    for (_, backend, _), lines in paths(own).items():
-        for line in lines:
-            points = [line[0].first, *(segment.second for segment in line)]
-            axes.plot(
-                [step.work.intensity for step in points], [step.work.flops_per_s for step in points],
-                linestyle=STROKES[line[0].kind], color=known[backend].colour, linewidth=1.2,
-            )  # fmt: skip
+        _draw_spots(axes, each.nodes[:most_nodes], style, each, size=4, alpha=0.45)
+        hollow = each.threads < most
+        _draw_spots(axes, [each.step], style, each, size=9, alpha=1.0, label=each.backend, hollow=hollow)
+    kinds = _draw_paths(axes, own, {name: style.colour for name, style in known.items()})
     axes.set(
         xscale="log", yscale="log", title=f"{title} ({own[0].setting if one_setting else 'several settings'})",
-        xlabel=f"FLOP per byte ({COUNTED})", ylabel="FLOP/s",
+        xlabel=f"FLOP per byte ({COUNTED})", ylabel="GFLOP/s", xlim=(lowest, highest),
     )  # fmt: skip
-    axes.grid(alpha=0.25, which="both")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(lambda value, _: "")  # powers of ten are enough
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1e9:g}")
+    axes.grid(alpha=0.25, which="major")
+    _legend(axes, kinds, hollow=len(roofs) > 1)
+
+
+def _draw_paths(axes: Axes, own: Sequence[Roofline], colours: Mapping[str, str]) -> list[str]:
+    """Draw an arrow from each setting to the next; return the kinds of trajectories."""
+    kinds: dict[str, None] = {}
+    for (_, backend, _), lines in paths(own).items():
+        for segment in (segment for line in lines for segment in line):
+            kinds[segment.kind] = None
+            axes.annotate(
+                "", xytext=(segment.first.work.intensity, segment.first.work.flops_per_s),
+                xy=(segment.second.work.intensity, segment.second.work.flops_per_s),
+                arrowprops={
+                    "arrowstyle": "->", "linestyle": STROKES[segment.kind], "color": colours[backend], "linewidth": 1.1,
+                    "shrinkA": 4, "shrinkB": 5,
+                },
+            )  # fmt: skip
+    return list(kinds)
+
+
+def _legend(axes: Axes, kinds: Sequence[str], *, hollow: bool) -> None:
+    """Explain colours, strokes and hollow points, beside the picture: it would hide points."""
+    from matplotlib.lines import Line2D
+
     handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    axes.legend(unique.values(), unique.keys(), fontsize=8, loc="lower right")
+    unique = {label: handle for handle, label in zip(handles, labels, strict=True) if not label.startswith("_")}
+    for kind in kinds:
+        unique[NAMED[kind]] = Line2D([], [], color=INK, linestyle=STROKES[kind], linewidth=1.1)
+    if hollow:
+        unique["fewer threads"] = Line2D([], [], color=INK, linestyle="none", marker="o", markerfacecolor="none")
+    axes.legend(unique.values(), unique.keys(), fontsize=8, loc="upper left", bbox_to_anchor=(1.005, 1.0))
 
 
 def _is_drawn(work: Work) -> bool:
@@ -82,21 +116,25 @@ def _is_drawn(work: Work) -> bool:
 
 
 def _draw_roof(axes: Axes, roof: Roof, threads: int, lowest: float, highest: float, *, faint: bool) -> None:
+    levels: dict[float, list[str]] = {}
     for level in roof.levels:
-        ridge = roof.flops_per_s / level.bytes_per_s
+        levels.setdefault(float(f"{level.bytes_per_s:.3g}"), []).append(level.name)
+    for bandwidth, names in levels.items():
+        ridge = roof.flops_per_s / bandwidth
         ends = sorted({lowest, min(max(ridge, lowest), highest), highest})
-        heights = [min(roof.flops_per_s, each * level.bytes_per_s) for each in ends]
-        axes.plot(ends, heights, color="#262626", linewidth=0.6 if faint else 1.2, alpha=0.4 if faint else 1.0)
+        heights = [min(roof.flops_per_s, each * bandwidth) for each in ends]
+        axes.plot(ends, heights, color=INK, linewidth=0.6 if faint else 1.2, alpha=0.4 if faint else 1.0)
         if not faint:
-            text = f"{level.name} {level.bytes_per_s / 1e9:.3g} GB/s"
-            axes.annotate(text, (ends[0], heights[0]), fontsize=8, va="bottom", color="#262626")
+            text = f"{', '.join(names)} {bandwidth / 1e9:.3g} GB/s"
+            axes.annotate(text, (ends[0], heights[0]), fontsize=8, va="bottom", color=INK)
     text = f"{roof.flops_per_s / 1e9:.4g} GFLOP/s, {threads} thread{'s' * (threads != 1)}"
-    axes.annotate(text, (highest, roof.flops_per_s), fontsize=8, ha="right", va="bottom", color="#262626")
+    axes.annotate(text, (highest, roof.flops_per_s), fontsize=8, ha="right", va="bottom", color=INK)
 
 
 def _draw_spots(
-    axes: Axes, spots: Sequence[Spot], style: Style, result: Roofline, *, size: float, alpha: float, label: str = ""
-) -> None:
+    axes: Axes, spots: Sequence[Spot], style: Style, result: Roofline, *, size: float, alpha: float, label: str = "",
+    hollow: bool = False,
+) -> None:  # fmt: skip
     drawn = [spot for spot in spots if _is_drawn(spot.placed.work)]
     for above in (False, True):
         chosen = [spot for spot in drawn if spot.placed.above == above]
@@ -105,6 +143,7 @@ def _draw_spots(
                 [spot.placed.work.intensity for spot in chosen], [spot.placed.work.flops_per_s for spot in chosen],
                 linestyle="none", marker="X" if above else style.marker, markersize=size, alpha=alpha,
                 color=style.colour, label=label if label and not above else f"{label} above its roof".strip(),
+                markerfacecolor="none" if hollow else style.colour,
             )  # fmt: skip
             if not label and not above:
                 points.set_label("_nodes")

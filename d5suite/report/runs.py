@@ -290,14 +290,19 @@ def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> t
         By name, benchmarks with a number that cannot be.
     """
     cpu = _table(_table(machine).get("cpu"))
+    unnamed = not cpu.get("brand_raw")
+    flags = cpu.get("flags")
     named = {
         "CPU": cpu.get("brand_raw"),
+        "CPU's instruction sets": ", ".join(sorted(map(str, flags))) if unnamed and isinstance(flags, list) else None,
+        "CPU's architecture": cpu.get("arch_string_raw") if unnamed else None,
         "cores": cpu.get("count"),
         "architecture": _table(machine).get("machine"),
         "system": _table(machine).get("system"),
     }
     conditions = {name: str(value) for name, value in named.items() if value not in (None, "")}
     facts = {"Python": str(_table(machine).get("python_version")), "kernel": str(_table(machine).get("release"))}
+    noted = ["the file does not name the CPU's model, so another CPU may have measured it"] if unnamed else []
     entries: dict[str, Entry] = {}
     refused: dict[str, JobError] = {}
     for place, given in benchmarks:
@@ -309,7 +314,7 @@ def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> t
         if name in entries or name in refused:
             raise JobError(f"{name} occurs twice", where=where, hint="Remove one of them.")
         try:
-            entries[name] = Entry(name, _plain_series(stats, where), conditions, facts)
+            entries[name] = Entry(name, _plain_series(stats, where), conditions, facts, warnings=list(noted))
         except JobError as error:
             refused[name] = error
     return list(entries.values()), refused

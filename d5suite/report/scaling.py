@@ -15,6 +15,7 @@ from d5suite.report.tooltips import set_bar_tooltips, set_tooltips
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 UNITS = ("B", "KiB", "MiB", "GiB")
@@ -182,6 +183,7 @@ def draw_sizes(title: str, results: Mapping[str, Mapping[str, Any]]) -> Figure:
         labelled = zip(rates, sizes, strict=True)
         set_tooltips(bandwidth, [f"{name}: {digits(rate)} GB/s for {size_text(size)}" for rate, size in labelled])
     times.set(title="time of a call, slowest rank; dotted: α + β·bytes", ylabel="µs", yscale="log")
+    plain_ticks(times.yaxis)
     bandwidths.set(title="bus bandwidth, as nccl-tests defines it", ylabel="GB/s", ylim=(0, None))
     for axes in (times, bandwidths):
         axes.set_xscale("log", base=2)
@@ -193,6 +195,14 @@ def draw_sizes(title: str, results: Mapping[str, Mapping[str, Any]]) -> Figure:
     times.legend()
     figure.suptitle(title.replace("_", "-"))
     return figure
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis with numbers; matplotlib's default is a formula."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(LogFormatter())
 
 
 def size_text(size: float) -> str:

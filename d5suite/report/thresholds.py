@@ -1,11 +1,10 @@
 """Thresholds above which a change counts, by benchmark, and the TOML file that sets them.
 
-Imports `d5suite.statistics` and `d5suite.errors`; tomli where Python has no tomllib.
+Imports `d5suite.statistics`, `d5suite.errors` and `d5suite.files`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -13,16 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.errors import ConfigurationError
-from d5suite.files import read_bounded
+from d5suite.files import read_toml
 from d5suite.statistics.decisions import Threshold
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-LARGEST_FILE = 1 << 20
-"""Largest size of a file of thresholds in bytes."""
 
 
 def chosen_names(names: Iterable[str], pattern: str) -> set[str]:
@@ -85,12 +76,7 @@ def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:
         If the file cannot be read, is not TOML, or has an unknown name or a value out of range.
     """
     where = str(path)
-    try:
-        content = tomllib.loads(read_bounded(path, LARGEST_FILE).decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the file: {error.strerror}", where=where) from None
-    except (ValueError, RecursionError) as error:  # TOML's and Unicode's errors are values'
-        raise ConfigurationError(f"not valid TOML: {error!r}", where=where) from None
+    content, _ = read_toml(path)
     unknown = set(content) - {"default", "benchmark"}
     rules = content.get("benchmark", [])
     if unknown or not isinstance(rules, list):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,7 +86,10 @@ def slow_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _other_jobs(own: str, path: Path) -> list[str] | None:
-    """Return the other jobs on the nodes that the batch script saw before and after, if it did."""
+    """Return the other jobs on the nodes that the batch script saw before and after, if it did.
+
+    A part of a heterogeneous job, or of an array, is such as ``17+1``.
+    """
     stem = path.name.removesuffix(".result.json")
     try:
         lines = path.with_name(f"{stem}.jobs").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -93,5 +97,7 @@ def _other_jobs(own: str, path: Path) -> list[str] | None:
         return None
     jobs = [line.split() for line in dict.fromkeys(lines)]
     return [
-        f"{job[0]} of {job[1]} on {job[2]}" for job in jobs if len(job) == 3 and job[0].isdecimal() and job[0] != own
+        f"{job[0]} of {job[1]} on {job[2]}"
+        for job in jobs
+        if len(job) == 3 and re.fullmatch(r"\d+([+_]\d+)?", job[0]) and re.split(r"[+_]", job[0])[0] != own
     ]

@@ -222,7 +222,8 @@ class PairedRun:
         def start(job: Job, path: Path, limit_s: float) -> TurnWorker:
             self._tell(f"{path.name.removesuffix('.job.json')}: side {name} ({side.spec}) prepares and proves")
             own = session.launch(job, path, limit_s, python=side.python)
-            return TurnWorker(job, path, replace(own, environment=side.environment, folder=side.folder))
+            environment = {**own.environment, **side.environment}
+            return TurnWorker(job, path, replace(own, environment=environment, folder=side.folder))
 
         return session.run(batch, results, start, launch)
 
@@ -312,10 +313,11 @@ class PairScheduler(TurnScheduler):
                 taken = workers[side].take(count)
                 if taken is None:
                     return side
+                workers[side].rest()
                 block[side] += taken
                 samples[side] += taken
             if not number:  # not part of any block: both workers have just been woken
-                count = _samples_of_slot(max(worker.sample_s for worker in workers.values()))
+                count = samples_of_slot(max(worker.sample_s for worker in workers.values()))
                 continue
             differences.append(block_difference(block["A"], block["B"]))
             decision = decide_pairs(differences, effect=test.effect, alpha=test.alpha)
@@ -344,7 +346,8 @@ class PairScheduler(TurnScheduler):
         return result or MeasurementResult(failure=self.errors.get(side, "it was not measured"))
 
 
-def _samples_of_slot(sample_s: float) -> int:
+def samples_of_slot(sample_s: float) -> int:
+    """Return the samples of a slot, given the seconds of a sample."""
     if sample_s >= LONG_S:
         return 1
     return min(LONGEST_SLOT, max(SLOT, math.ceil(SLOT_S / sample_s)))

@@ -4,7 +4,9 @@ The order of the backends reverses with every round, so that drift in time affec
 Measurements that cannot be taken in turns are made by one worker while the others wait. A worker
 that dies costs its own measurement; the others go on.
 
-As many workers live side by side as fit into memory. The others take turns in a group of their own
+Before that, workers prepare one at a time, alone, because the first call and the peak memory are
+recorded. Meanwhile the next one imports its framework, and two may prove at once. As many workers
+live side by side as fit into memory. The others take turns in a group of their own
 afterwards, and the record has a note. Several launches repeat all measurements that take turns, in
 new processes.
 """
@@ -15,7 +17,7 @@ import itertools
 import math
 import statistics
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,14 @@ from typing import Any
 from d5suite.errors import D5Error, describe_error
 from d5suite.instruments.memory import free_memory
 from d5suite.instruments.settings import SamplingSettings
+from d5suite.instruments.threads import allowed_cpus
 from d5suite.job import Job
 from d5suite.launch.signals import uninterrupted
 from d5suite.launch.turns import TurnWorker, require_same
 from d5suite.session.record import with_samples
 from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.session import Session
-from d5suite.session.turns import TurnJob, TurnScheduler
+from d5suite.session.turns import TurnJob, TurnScheduler, Waiting
 from d5suite.statistics.intervals import relative_half_width
 from d5suite.statistics.rounds import without_drift
 
@@ -50,6 +53,18 @@ CROWDED = "memory had no room for all workers at once: only those in one group t
 
 SPARE = 0.95
 """Fraction of the free memory that a worker may use beside others."""
+
+AT_ONCE = 2
+"""Most workers that prove at once. One keeps about 1.4 of two cores busy: frameworks compile and
+import, and NumPy compares, in one thread."""
+
+SHARED_THREADS = 4
+"""Most threads of workers that prove at once. All workers have the same cores, and more threads
+that wait for each other, spinning, would take more from each other than one thread leaves idle."""
+
+ROOM_TO_PROVE = 5.0
+"""Free memory needed to prove two at once, in multiples of the largest worker so far: either may
+grow to twice that, because float64 is twice as wide, and the rest is a reserve."""
 
 
 def can_take_turns(session: Session, jobs: Sequence[Sequence[Wanted]], least: int = 2) -> bool:
@@ -116,6 +131,11 @@ class RoundScheduler(TurnScheduler):
         self._largest = 0
         self._rounds: dict[str, dict[str, list[list[float]]]] = {}
         self._token = uuid.uuid4().hex
+        self._beside = len(allowed_cpus()) > 1
+        self._at_once = AT_ONCE if session.settings.threads <= SHARED_THREADS else 1
+        firsts = {name: batch[0] for name, batch in self._batches.items()}
+        self._presets = {name: each.case.preset_name(each.selection, session.settings) for name, each in firsts.items()}
+        self._proved = set(self._presets.values() if launch > 1 or crowded else ())
 
     def measure(self) -> None:
         """Measure until done or interrupted, and give the session the results."""
@@ -126,7 +146,7 @@ class RoundScheduler(TurnScheduler):
                 ended = self._workers.pop(name, None)
                 self._largest = max(self._largest, ended.peak_bytes if ended is not None else 0)
                 launch = self._session.launch(job, path, limit_s, memory_bytes=self._limit())
-                self._workers[name] = TurnWorker(job, path, launch)
+                self._workers[name] = TurnWorker(job, path, launch, beside=self._beside)
                 return self._workers[name]
 
             jobs[name] = self._session.run(batch, self._results[name], start, self._launch)
@@ -199,7 +219,9 @@ class RoundScheduler(TurnScheduler):
 
     def _next(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
         waiting = super()._next(name, jobs)
-        if waiting is not None:
+        if waiting is None or waiting[0]:
+            self._proved.add(self._presets[name])
+        if waiting is not None and waiting[0]:
             self._tell_median(waiting[0], name, waiting[1].sample_s, 0)
         return waiting
 
@@ -209,8 +231,26 @@ class RoundScheduler(TurnScheduler):
 
     def has_room(self) -> bool:
         """Return whether one more worker, as large as the largest so far, fits into memory."""
-        limit = self._limit()
-        return limit >= ROOM * max([self._largest, *(each.peak_bytes for each in self._workers.values())])
+        return self._limit() >= ROOM * self._largest_yet()
+
+    def _largest_yet(self) -> int:
+        return max([self._largest, *(each.peak_bytes for each in self._workers.values())])
+
+    def may_prepare(self, prepared: Collection[str], waiting: Waiting) -> bool:
+        """See `TurnScheduler.may_prepare`; none stops the first one, so that its row comes soon."""
+        if not prepared:
+            return True
+        has_room = self._limit() >= ROOM_TO_PROVE * self._largest_yet()
+        return bool(waiting) and len(prepared) < self._at_once and has_room
+
+    def may_prove(self, name: str, proving: Collection[str]) -> bool:
+        """See `TurnScheduler.may_prove`.
+
+        The first job of a preset proves before the others begin: it computes references and a
+        training run for all of them.
+        """
+        preset = self._presets[name]
+        return preset in self._proved or all(self._presets[each] != preset for each in proving)
 
     def _limit(self) -> int:
         """Return the memory limit of one more worker in bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import shutil
@@ -75,7 +76,7 @@ class Session:
     progress: Callable[[str, str], None] | None = None
     provisional: Callable[[str, str, float, int], None] | None = None
     _results: dict[tuple[str, str], dict[str, MeasurementResult]] = field(default_factory=dict)
-    _trajectories: dict[Path, tuple[str, str]] = field(default_factory=dict)
+    _trajectories: dict[Path, tuple[str, str, int | None]] = field(default_factory=dict)
     _shared_files: set[Path] = field(default_factory=set)
     _cases: dict[str, list[Case]] = field(default_factory=dict)
     _references: dict[str, MeasurementResult] = field(default_factory=dict)
@@ -181,6 +182,12 @@ class Session:
         self._job(batch).save(path)
         return path
 
+    def varied(self, **changes: Any) -> Session:
+        """Return this session with other settings; both share the folder and all that is known."""
+        other = copy.copy(self)
+        other.settings = replace(self.settings, **changes)
+        return other
+
     def close(self) -> None:
         """Delete the large files that only this session needed, and unlock the job files."""
         self._held.close()
@@ -217,7 +224,7 @@ class Session:
         memory_bytes : int, optional
             Memory limit, instead of the one of the settings.
         """
-        settings, progress = self.settings, self.progress
+        settings, progress = self._settings_of(job), self.progress
         if python is None and not job.references_only:
             python = interpreter(job.backend["name"], settings.pythons)
         limits = Limits(
@@ -226,7 +233,11 @@ class Session:
         )
         name = path.name.removesuffix(".job.json")
         watch = None if progress is None else watcher(path, lambda phase: progress(name, phase))
-        return Launch(limits, python, settings.wrap, watch=watch)
+        return Launch(limits, python, settings.wrap, settings.environment, watch=watch)
+
+    def _settings_of(self, job: Job) -> Settings:
+        """Return the settings of a job: with those that a file of tuned ones has for it."""
+        return self.settings.of(job.cases[0].name, job.backend["name"], job.backend["mode"])
 
     def run(
         self,
@@ -254,7 +265,8 @@ class Session:
         ------
         str, TurnWorker
             Only if `start` returns a `TurnWorker`: a measurement's key, and the worker that waits
-            for its first turn. Resume when the worker has been told that its turns have ended.
+            for its first turn. Resume when the worker has been told that its turns have ended. The
+            key is empty while the worker proves, or waits for leave to go on (`TurnWorker.asks`).
         """
         plan = self._plan(batch, results)
         if plan is not None:
@@ -276,7 +288,6 @@ class Session:
             worker, interrupt = start(job, path, plan.limit_s), None
             try:
                 while (key := worker.ready()) is not None:
-                    self._keep_trajectories(job)  # they are proved, and prove the backends that start later
                     yield key, worker
             except BaseException as error:  # an interrupt must not lose what the worker has finished
                 interrupt = error
@@ -334,7 +345,6 @@ class Session:
 
     def _take(self, attempt: Attempt, plan: JobPlan, results: dict[str, MeasurementResult]) -> None:
         """Store what an attempt has measured."""
-        self._keep_trajectories(attempt.job)
         try:
             results[attempt.key] = self._result_of(attempt, plan.wanted[attempt.key])
         except Exception as error:
@@ -374,6 +384,8 @@ class Session:
 
     def _job(self, wanted: Sequence[Wanted], *, reference: bool = False) -> Job:
         settings, selection = self.settings, None if reference else wanted[0].selection
+        if selection is not None:
+            settings = settings.of(wanted[0].case.name, selection.backend.name, selection.mode)
         by_case: dict[str, list[Wanted]] = {}
         for each in wanted:
             by_case.setdefault(each.case.name, []).append(each)
@@ -401,37 +413,31 @@ class Session:
 
     def _case_job(self, wanted: Sequence[Wanted], selection: Selection | None) -> CaseJob:
         """Return one case's part of a job; without a selection, of a job of references."""
-        case, ranks = wanted[0].case, wanted[0].ranks
+        case, ranks, settings = wanted[0].case, wanted[0].ranks, self.settings
+        if selection is not None:
+            settings = settings.of(case.name, selection.backend.name, selection.mode)
         files = {each.measurement.name: file_of(each.measurement) for each in wanted}
         part = case.job(
             selection,
-            self.settings,
+            settings,
             [each.measurement.name for each in wanted],
             {name: file for name, file in files.items() if file is not None},
-            self._shared(case, selection),
+            self._shared(case, selection, settings),
         )
         if self.settings.elsewhere is not None:  # jobs may run concurrently
             part = part.alone()
         return part if ranks is None or not self.settings.divides_batch else part.divided(ranks.size)
 
-    def _shared(self, case: Case, selection: Selection | None) -> Shared:
-        """Return the files that a case's jobs share."""
-        preset = case.preset_name(selection, self.settings)
+    def _shared(self, case: Case, selection: Selection | None, settings: Settings) -> Shared:
+        """Return the files that a case's jobs share; another batch size trains another course."""
+        preset, batch = case.preset_name(selection, settings), settings.batch_size
         reference = self.folder / f"{case.batch}-{preset}.reference.h5"
         self._shared_files.add(reference)
-        trajectory = self.folder / f"{case.name}-{str(selection).replace(':', '-')}.trajectory.h5"
-        peers = [
-            str(path)
-            for path, of in self._trajectories.items()
-            if of == (case.name, preset) and path != trajectory and path.exists()
-        ]
+        own = f"{case.name}-{str(selection).replace(':', '-')}" + (f"-batch{batch}" if batch else "")
+        trajectory = self.folder / f"{own}.trajectory.h5"
+        self._trajectories[trajectory] = key = case.name, preset, batch
+        peers = [str(path) for path, of in self._trajectories.items() if of == key and path != trajectory]
         return Shared(str(reference), str(trajectory), peers)
-
-    def _keep_trajectories(self, job: Job) -> None:
-        for part in job.cases:
-            trajectory = getattr(part, "trajectory", None)
-            if trajectory and Path(trajectory).exists():
-                self._trajectories[Path(trajectory)] = part.name, part.preset
 
     def _path(self, slug: str, number: int = 1) -> Path:
         return self.folder / (slug + (f"-{number}" if number > 1 else "") + ".job.json")

@@ -75,7 +75,7 @@ def prepared_side(spec: str, option: str) -> Iterator[Side]:
     ----------
     spec : str
     option : str
-        Where it was given, for messages.
+        The option that gave it, for messages.
 
     Raises
     ------

@@ -73,7 +73,7 @@ def run_tool(
 def git(where: str, *arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
     """Run git in a folder, by default the current one, and return its stripped output.
 
-    A hook's variables, which name the repository that it runs in, do not count.
+    It ignores the variables by which a Git hook names its own repository.
 
     Raises
     ------

@@ -1,20 +1,25 @@
 """Workers that live side by side and take turns: one scheduler for all policies.
 
-Only one worker runs at a time, from its start on; the others are blocked on a read. The policies
-are rounds of backends (`d5suite.session.rounds`) and the two sides of a comparison
-(`d5suite.session.pairs`).
+While anything is measured, only one worker runs, from its start on; the others are blocked on a
+read, or stopped. Workers that were started to run beside others import their framework and prove
+while others do, too (`d5suite.worker.turns`). The policies are rounds of backends
+(`d5suite.session.rounds`) and the two sides of a comparison (`d5suite.session.pairs`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 
 from d5suite.errors import describe_error
-from d5suite.launch.turns import TurnWorker
+from d5suite.instruments.settings import ALONE, BESIDE
+from d5suite.launch.turns import TurnWorker, run_beside
 
 TurnJob = Generator[tuple[str, TurnWorker], None, None]
 """A job whose workers wait for turns: `Session.run`."""
+
+Waiting = dict[str, tuple[str, TurnWorker] | None]
+"""By name of a job: the measurement that its worker waits for; None once the job has ended."""
 
 
 class TurnScheduler(ABC):
@@ -49,14 +54,28 @@ class TurnScheduler(ABC):
         """Return whether one more job may start beside the others."""
         return True
 
+    def may_prepare(self, prepared: Collection[str], waiting: Waiting) -> bool:
+        """Return whether one more job may prepare, and then prove, while others prove.
+
+        Parameters
+        ----------
+        prepared : collection of str
+            Names of the jobs that have prepared, and do not wait for turns yet.
+        waiting : mapping
+            The jobs that do, and those that have ended.
+        """
+        return not prepared
+
+    def may_prove(self, name: str, proving: Collection[str]) -> bool:
+        """Return whether a job may prove while others do, which are named."""
+        return True
+
     def run(self, jobs: Mapping[str, TurnJob]) -> None:
         """Run jobs by name until all have ended; end them after an interrupt."""
-        waiting: dict[str, tuple[str, TurnWorker] | None] = {}
+        prepared: Waiting = {}
         try:
-            for name in jobs:
-                if not self.has_room():
-                    break
-                waiting[name] = self._next(name, jobs)
+            self._prepare(jobs, prepared)
+            waiting = {name: prepared[name] for name in jobs if name in prepared}
             while any(waiting.values()):
                 there = {name: each for name, each in waiting.items() if each is not None}
                 key = min((key for key, _ in there.values()), key=lambda key: self._places.get(key, -1))
@@ -67,13 +86,75 @@ class TurnScheduler(ABC):
                         worker.leave(gives_up[name])
                     else:
                         worker.finish()
-                    waiting[name] = self._next(name, jobs)
+                    waiting[name] = self._alone(name, jobs)
         finally:
             for job in jobs.values():
                 job.close()
 
+    def _prepare(self, jobs: Mapping[str, TurnJob], waiting: Waiting) -> None:
+        """Let jobs prepare and prove, as far as there is room, until their workers wait."""
+        left, active, prepared, proving = list(jobs), dict[str, TurnWorker](), set[str](), set[str]()
+
+        def go_on(name: str) -> None:
+            step = self._next(name, jobs)
+            if step is not None and not step[0]:
+                active[name] = step[1]
+                return
+            waiting[name] = step
+            active.pop(name, None)
+            prepared.discard(name)
+            proving.discard(name)
+
+        while True:
+            if left and active.keys() <= prepared and self.has_room():
+                go_on(left.pop(0))
+                continue
+            if not active:
+                return
+            for name in [name for name, each in active.items() if each.asks == BESIDE]:
+                if self.may_prove(name, proving - {name}):
+                    proving.add(name)
+                    active[name].let()
+            alone = self._next_alone(active, prepared, waiting)
+            if alone is None:
+                run_beside([each for each in active.values() if not each.asks])
+                for name in list(active):
+                    go_on(name)
+                continue
+            others = [each for each in active.values() if not each.asks]
+            for each in others:
+                each.pause()
+            prepared.add(alone)
+            active[alone].let()
+            go_on(alone)
+            for each in others:
+                each.resume()
+
+    def _next_alone(self, active: Mapping[str, TurnWorker], prepared: Collection[str], waiting: Waiting) -> str | None:
+        """Return the job to run alone next: one that has proved, or else one that may prepare."""
+        asking = [name for name, each in active.items() if each.asks == ALONE]
+        proved = [name for name in asking if name in prepared]
+        if not proved and asking and self.may_prepare(prepared, waiting):
+            return asking[0]
+        return proved[0] if proved else None
+
+    def _alone(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
+        """Let a job run while all others wait, until its worker waits for its turns."""
+        step = self._next(name, jobs)
+        while step is not None and not step[0]:
+            worker = step[1]
+            if worker.asks:
+                worker.let()
+            else:
+                run_beside([worker])
+            step = self._next(name, jobs)
+        return step
+
     def _next(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
-        """Let a job run until its worker waits for its turns; return None at the job's end."""
+        """Let a job run until its worker waits; return None at the job's end.
+
+        The measurement is empty unless the worker waits for its turns.
+        """
         try:
             return next(jobs[name], None)
         except Exception as error:  # of any kind: it costs this job and no other

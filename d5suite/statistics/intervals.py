@@ -163,8 +163,8 @@ def interpolated_interval(samples: Sequence[float], confidence: float = 0.95) ->
     inner = max(0.0, 1 - 2 * float(_heads(n)[k])) if k < (n + 1) // 2 else 0.0
     part = (outer.confidence - confidence) / (outer.confidence - inner)
     inwards = (n - k) * part / (k + (n - 2 * k) * part)
-    low = (1 - inwards) * ordered[k - 1] + inwards * ordered[k]
-    high = (1 - inwards) * ordered[n - k] + inwards * ordered[n - k - 1]
+    low = ordered[k - 1] + inwards * (ordered[k] - ordered[k - 1])
+    high = ordered[n - k] - inwards * (ordered[n - k] - ordered[n - k - 1])
     return float(low), float(high)
 
 

@@ -228,6 +228,7 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
     ("Tile", IMAGE, {"repeats": i64(1, 2, 1, 3)}, {}),
     *[("DepthToSpace", (2, 8, 3, 5), {}, {"blocksize": 2, "mode": mode}) for mode in ("DCR", "CRD")],
     ("SpaceToDepth", (2, 3, 4, 6), {}, {"blocksize": 2}),
+    ("SpaceToDepth", (2, 3, 4, 6), {}, {"blocksize": 1}),
     *[("Resize", (2, 4, 5, 6), {"roi": None, "scales": np.array([1, 1, 2, 1.5], np.float32)},
        {"mode": mode, "coordinate_transformation_mode": coordinates})
       for mode in ("nearest", "linear", "cubic")

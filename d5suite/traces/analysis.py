@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -106,13 +106,7 @@ class Analysis:
                 {
                     "rank": names[each.location],
                     "host": trace.locations[each.location].host,
-                    "computing_s": seconds(each.computing),
-                    "waiting_s": seconds(each.waiting),
-                    "communicating_s": seconds(each.communicating),
-                    "outside_s": seconds(each.outside),
-                    "overlapped_s": seconds(each.overlapped),
-                    "caused_s": seconds(each.caused),
-                    "critical_s": seconds(each.critical),
+                    **{f"{name}_s": seconds(ticks) for name, ticks in asdict(each).items() if name != "location"},
                 }
                 for each in self.ranks
             ],

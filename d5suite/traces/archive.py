@@ -65,6 +65,38 @@ def _raw_library() -> ctypes.CDLL:
     return ctypes.CDLL(lib_path())
 
 
+_ErrorCallback = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p,
+    ctypes.c_void_p,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _errors_raised() -> Iterator[None]:
+    """Raise `OSError` at the end if the library has met an error, such as a full disk.
+
+    Its package ignores errors of files that are written when they are closed.
+    """
+    library, codes = _raw_library(), list[int]()
+
+    def note(data: Any, file: Any, line: int, function: Any, code: int, message: Any, values: Any) -> int:
+        codes.append(code)
+        return code
+
+    callback = _ErrorCallback(note)  # the library must not outlive it
+    register = library.OTF2_Error_RegisterCallback
+    register.argtypes, register.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_void_p
+    before = register(ctypes.cast(callback, ctypes.c_void_p), None)
+    try:
+        yield
+    finally:
+        register(before, None)
+    if codes:
+        describe = library.OTF2_Error_GetDescription
+        describe.argtypes, describe.restype = [ctypes.c_int], ctypes.c_char_p
+        raise OSError(None, describe(codes[0]).decode())
+
+
 def write_archive(trace: Trace, folder: Path, *, description: str = "") -> Path:
     """Write a trace as an OTF2 archive.
 
@@ -98,6 +130,7 @@ def write_archive(trace: Trace, folder: Path, *, description: str = "") -> Path:
     try:
         with (
             atomic_folder(folder) as partial,
+            _errors_raised(),
             otf2.writer.open(str(partial), timer_resolution=trace.ticks_per_second) as writer,
         ):
             writer.creator = f"d5suite {d5suite.__version__}"
@@ -221,94 +254,83 @@ def _write_location(
         ((time, number, value) for number, (_, each) in enumerate(metrics)
          for time, value in zip(each.time.tolist(), each.value.tolist(), strict=True)),
     )  # fmt: skip
-    columns = [getattr(events, name).tolist() for name in COLUMNS]
-    times, start = columns[0], 0
-    put = _event_writer(own.handle, regions, communicators)
+    times, start = events.time.tolist(), 0
+    put = _event_writer(own.handle, events, times, regions, communicators)
     for time, number, value in readings:
         end = bisect.bisect_right(times, time, start)
-        put([column[start:end] for column in columns])
+        put(start, end)
         own.metric(time, metrics[number][0], [value])
         start = end
-    put([column[start:] for column in columns])
+    put(start, len(times))
     if times:
         location._number_of_events_written += len(times)
         writer._update_timestamps(times[0])
         writer._update_timestamps(times[-1])
 
 
-def _event_writer(handle: Any, regions: list[int], communicators: list[int]) -> Callable[[list[list[Any]]], None]:
-    """Return a function that writes events, given as columns."""
+def _event_writer(
+    handle: Any, events: Events, times: list[int], regions: list[int], communicators: list[int]
+) -> Callable[[int, int], None]:
+    """Return a function that writes the events from one index up to another.
+
+    Most events are entries and exits, which use three columns; the others are read as needed.
+    """
     library = _raw_library()
     calls = {}
-    for kind, name in _RECORDS.items():
+    for kind, (name, columns) in _RECORDS.items():
         calls[kind] = function = getattr(library, f"OTF2_EvtWriter_{name}")
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, *_ARGUMENTS[kind]]
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, *columns.values()]
         function.restype = ctypes.c_int
     enter, leave = calls[Kind.ENTER], calls[Kind.LEAVE]
     raw = ctypes.cast(handle, ctypes.c_void_p)
+    numbers = events.region.copy()
+    nested = events.kind <= Kind.LEAVE
+    numbers[nested] = np.array(regions or [0], np.int64)[events.region[nested]]
+    kinds, whats = events.kind.tolist(), numbers.tolist()
 
-    def put(columns: list[list[Any]]) -> None:
-        failed = 0
-        for time, kind, region, comm, peer, tag, sent, received, request in zip(*columns, strict=True):
+    def other(index: int, kind: Kind) -> int:
+        values = {name: int(getattr(events, name)[index]) for name in _RECORDS[kind][1]}
+        if "communicator" in values:
+            values["communicator"] = communicators[values["communicator"]] if values["communicator"] >= 0 else 0
+        if kind is Kind.COLLECTIVE and values["peer"] < 0:
+            values["peer"] = NO_ROOT
+        failed: int = calls[kind](raw, None, times[index], *values.values())
+        return failed
+
+    def put(start: int, end: int) -> None:
+        failed, index = 0, start
+        for time, kind, what in zip(times[start:end], kinds[start:end], whats[start:end], strict=True):
             if kind == 0:
-                failed |= enter(raw, None, time, regions[region])
+                failed |= enter(raw, None, time, what)
             elif kind == 1:
-                failed |= leave(raw, None, time, regions[region])
+                failed |= leave(raw, None, time, what)
             else:
-                row = _Row(region, communicators[comm] if comm >= 0 else 0, peer, tag, sent, received, request)
-                failed |= calls[kind](raw, None, time, *_VALUES[kind](row))
+                failed |= other(index, Kind(kind))
+            index += 1
         if failed:
             raise OSError(None, "the OTF2 library refused an event, or its disk is full")
 
     return put
 
 
-class _Row:
-    """The columns of one event that is not an ENTER or LEAVE."""
-
-    __slots__ = ("comm", "peer", "received", "region", "request", "sent", "tag")
-
-    def __init__(self, region: int, comm: int, peer: int, tag: int, sent: int, received: int, request: int) -> None:
-        self.region, self.comm, self.peer, self.tag = region, comm, peer, tag
-        self.sent, self.received, self.request = sent, received, request
-
-
-_RECORDS = {
-    Kind.ENTER: "Enter",
-    Kind.LEAVE: "Leave",
-    Kind.SEND: "MpiSend",
-    Kind.RECV: "MpiRecv",
-    Kind.ISEND: "MpiIsend",
-    Kind.ISEND_COMPLETE: "MpiIsendComplete",
-    Kind.IRECV_REQUEST: "MpiIrecvRequest",
-    Kind.IRECV: "MpiIrecv",
-    Kind.COLLECTIVE: "MpiCollectiveEnd",
-}
-"""OTF2's names of the records."""
-
 _U8, _U32, _U64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
-_ARGUMENTS: dict[Kind, list[Any]] = {
-    Kind.ENTER: [_U32],
-    Kind.LEAVE: [_U32],
-    Kind.SEND: [_U32, _U32, _U32, _U64],
-    Kind.RECV: [_U32, _U32, _U32, _U64],
-    Kind.ISEND: [_U32, _U32, _U32, _U64, _U64],
-    Kind.ISEND_COMPLETE: [_U64],
-    Kind.IRECV_REQUEST: [_U64],
-    Kind.IRECV: [_U32, _U32, _U32, _U64, _U64],
-    Kind.COLLECTIVE: [_U8, _U32, _U32, _U64, _U64],
-}
-"""Types of a record's arguments behind its time, by OTF2's header ``OTF2_EvtWriter.h``."""
+_MESSAGE = {"peer": _U32, "communicator": _U32, "tag": _U32}
 
-_VALUES: dict[Kind, Callable[[_Row], tuple[int, ...]]] = {
-    Kind.SEND: lambda row: (row.peer, row.comm, row.tag, row.sent),
-    Kind.RECV: lambda row: (row.peer, row.comm, row.tag, row.received),
-    Kind.ISEND: lambda row: (row.peer, row.comm, row.tag, row.sent, row.request),
-    Kind.ISEND_COMPLETE: lambda row: (row.request,),
-    Kind.IRECV_REQUEST: lambda row: (row.request,),
-    Kind.IRECV: lambda row: (row.peer, row.comm, row.tag, row.received, row.request),
-    Kind.COLLECTIVE: lambda row: (row.region, row.comm, row.peer if row.peer >= 0 else NO_ROOT, row.sent, row.received),
-}
+_RECORDS: dict[Kind, tuple[str, dict[str, Any]]] = {
+    Kind.ENTER: ("Enter", {"region": _U32}),
+    Kind.LEAVE: ("Leave", {"region": _U32}),
+    Kind.SEND: ("MpiSend", _MESSAGE | {"sent": _U64}),
+    Kind.RECV: ("MpiRecv", _MESSAGE | {"received": _U64}),
+    Kind.ISEND: ("MpiIsend", _MESSAGE | {"sent": _U64, "request": _U64}),
+    Kind.ISEND_COMPLETE: ("MpiIsendComplete", {"request": _U64}),
+    Kind.IRECV_REQUEST: ("MpiIrecvRequest", {"request": _U64}),
+    Kind.IRECV: ("MpiIrecv", _MESSAGE | {"received": _U64, "request": _U64}),
+    Kind.COLLECTIVE: (
+        "MpiCollectiveEnd", {"region": _U8, "communicator": _U32, "peer": _U32, "sent": _U64, "received": _U64}
+    ),
+}  # fmt: skip
+"""OTF2's name of each record, and its columns behind the time, with their types, in the order of
+OTF2's header ``OTF2_EvtWriter.h``."""
 
 
 def read_archive(path: Path) -> Trace:

@@ -140,10 +140,9 @@ def read_recording(folder: Path) -> Trace:
     return made.trace(processes)
 
 
-def _number(name: str) -> tuple[str, int]:
-    """Order ``rank 10`` behind ``rank 9``."""
-    found = re.search(r"\d+$", name)
-    return name[: found.start()] if found else name, int(found.group()) if found else 0
+def _number(name: str) -> list[str | int]:
+    """Order ``rank 10`` behind ``rank 9``, whatever follows."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _process(path: Path) -> _Process:
@@ -284,9 +283,11 @@ class _Making:
                 continue
             communicators.append(Comm(self._names[number], ordered))
         errors = [each.error_ns for each in self._clocks]
+        killed = [one.name for one in processes if not one.closed]
         properties = {
             "clock error ns": "unknown" if None in errors else str(max(each or 0 for each in errors)),
             "dropped events": str(sum(each.dropped for each in processes)),
+            **({"incomplete": ", ".join(killed)} if killed else {}),
         }
         return Trace(
             self._locations, list(self._regions), communicators, events, metrics=metrics, notes=tuple(self._notes),

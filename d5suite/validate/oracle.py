@@ -67,7 +67,7 @@ class GatherElements(OpRun):
 class Gelu(OpRun):
     """Gelu(x) = x Φ(x), or x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) (ONNX operator specification).
 
-    The constants of the evaluator's own (onnx 1.23) are accurate to float32 only.
+    The evaluator's own implementation (onnx 1.23) has constants that are exact to float32 only.
     """
 
     op_domain = ""
@@ -124,7 +124,7 @@ class GroupNormalization(OpRun):
 class HardSwish(OpRun):
     """HardSwish(x) = x max(0, min(1, x/6 + 1/2)) (ONNX operator specification).
 
-    The constants of the evaluator's own (onnx 1.23) are accurate to float32 only.
+    The evaluator's own implementation (onnx 1.23) has constants that are exact to float32 only.
     """
 
     op_domain = ""

@@ -85,7 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--session", type=int, help=argparse.SUPPRESS
     )  # process id of the session, which locks the job file
     parser.add_argument("--turns", type=int, help=argparse.SUPPRESS)  # file descriptor of the socket to the session
+    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # other workers run at first
     parser.add_argument("--trust", action="store_true", help="run the job's Python files even if they have changed")
+    parser.add_argument(
+        "--continue", action="store_true", dest="continues", help="go on from the checkpoints of a workflow that failed"
+    )
     options = parser.parse_args(arguments)
     rank_info = RankInfo.from_environment(os.environ)
     if options.session is not None:
@@ -96,9 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
             await_shared(rank_info.meeting, options.job)
         job = Job.load(options.job)
         if rank_info is not None and job.distributed is not None:
-            return _run_rank(job, options.job, of_rank(path, rank_info.rank), rank_info, trust=options.trust)
+            own = of_rank(path, rank_info.rank)
+            return _run_rank(job, options.job, own, rank_info, trust=options.trust, continues=options.continues)
         if job.ranks > 1:
-            return _start_ranks(job, options.job, trust=options.trust)
+            return _start_ranks(job, options.job, ["--trust"] * options.trust + ["--continue"] * options.continues)
         writer = ResultWriter(path)
     except (D5Error, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -107,7 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             if not options.trust:
                 job.require_code()
-            run(job, writer, channel=None if options.turns is None else Channel(options.turns))
+            channel = None if options.turns is None else Channel(options.turns, beside=options.beside)
+            run(job, writer, channel=channel)
         except D5Error as error:
             writer.fail(error)
             print(f"error: {error}", file=sys.stderr)
@@ -119,10 +125,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if writer.result.failures else 0
 
 
-def _start_ranks(job: Job, path: Path, *, trust: bool) -> int:
+def _start_ranks(job: Job, path: Path, options: list[str]) -> int:
     """Start all ranks of a job that was run by hand."""
     limits = Limits(float("inf"), sys.maxsize)
-    outcome = run_job(job, path, Launch(limits, options=["--trust"] * trust))
+    outcome = run_job(job, path, Launch(limits, options=options))
     if outcome.interrupt is not None:
         raise outcome.interrupt
     if not outcome.ok:
@@ -130,7 +136,7 @@ def _start_ranks(job: Job, path: Path, *, trust: bool) -> int:
     return 0 if outcome.ok else 1
 
 
-def _run_rank(job: Job, path: Path, result: Path, rank_info: RankInfo, *, trust: bool) -> int:
+def _run_rank(job: Job, path: Path, result: Path, rank_info: RankInfo, *, trust: bool, continues: bool) -> int:
     """Run the part of this rank; any failure ends all ranks."""
     if rank_info.meeting is not None and RANK not in os.environ:  # mpiexec has one output for all ranks
         restore_environment()
@@ -143,7 +149,7 @@ def _run_rank(job: Job, path: Path, result: Path, rank_info: RankInfo, *, trust:
         writer = ResultWriter(result, together=True)
         if not trust:
             job.require_code()
-        run(job, writer, rank_info, heartbeat)
+        run(job, writer, rank_info, heartbeat, continues=continues)
         writer.finish()
         heartbeat.end()
     except BaseException as error:

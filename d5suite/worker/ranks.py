@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -130,7 +130,9 @@ def share_resources(job: Job, rank_info: RankInfo, notes: list[str]) -> tuple[Jo
     return own, cpus
 
 
-def watch_ranks(rank_info: RankInfo, heartbeat: HeartbeatWriter, writer: ResultWriter) -> Callable[[], None]:
+def watch_ranks(
+    rank_info: RankInfo, heartbeat: HeartbeatWriter, writer: ResultWriter, places: Mapping[str, Sequence[int]]
+) -> Callable[[], None]:
     """Watch for hanging ranks under a foreign launcher; return a function that stops watching.
 
     A thread of rank 0 watches all ranks, and a thread of rank 1 watches rank 0. On a hang the
@@ -140,13 +142,18 @@ def watch_ranks(rank_info: RankInfo, heartbeat: HeartbeatWriter, writer: ResultW
     if rank_info.meeting is None or WATCHED in os.environ or rank_info.ranks == 1 or rank_info.rank > 1:
         return lambda: None
     over = threading.Event()
-    args = rank_info, rank_info.meeting, heartbeat, writer, over
+    args = rank_info, rank_info.meeting, heartbeat, writer, over, places
     threading.Thread(target=_watch, args=args, daemon=True, name="watch").start()
     return over.set
 
 
 def _watch(
-    rank_info: RankInfo, meeting: Path, heartbeat: HeartbeatWriter, writer: ResultWriter, over: threading.Event
+    rank_info: RankInfo,
+    meeting: Path,
+    heartbeat: HeartbeatWriter,
+    writer: ResultWriter,
+    over: threading.Event,
+    places: Mapping[str, Sequence[int]],
 ) -> None:
     detector, since = HangDetector(rank_info.ranks), None
     while not over.wait(LOOK_S):
@@ -161,7 +168,7 @@ def _watch(
         if rank_info.rank == 1 and time.monotonic() - since < DEPUTY_S:
             continue
         first = writer.path.with_name(writer.path.name.replace(f".rank{rank_info.rank}.result.json", ".result.json"))
-        message = describe_failed(first, hung, heartbeats)
+        message = describe_failed(first, hung, heartbeats, places)
         _end_all(message, heartbeat, writer)
 
 

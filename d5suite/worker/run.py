@@ -30,7 +30,7 @@ from d5suite.errors import JobError, ValidationError
 from d5suite.instruments.clock import now
 from d5suite.instruments.gpus import driver_states
 from d5suite.instruments.memory import return_freed_memory
-from d5suite.instruments.settings import InTurns
+from d5suite.instruments.settings import ALONE, BESIDE, InTurns
 from d5suite.instruments.threads import set_affinity, thread_environment
 from d5suite.job import TIME, CaseJob, Job, Measured, key_of, stem_of
 from d5suite.launch.heartbeat import HeartbeatWriter
@@ -86,6 +86,8 @@ def run(
     rank_info: RankInfo | None = None,
     heartbeat: HeartbeatWriter | None = None,
     channel: Channel | None = None,
+    *,
+    continues: bool = False,
 ) -> None:
     """Carry out a job, or one rank's part of it, and write the results as they come.
 
@@ -99,6 +101,8 @@ def run(
         Where a watcher sees that this rank is alive.
     channel : Channel, optional
         To the session, for samples that are taken in turn with other workers'.
+    continues : bool
+        Whether a workflow goes on from the checkpoints of an earlier attempt.
 
     Raises
     ------
@@ -116,9 +120,11 @@ def run(
     writer.result.threads = {"budget": job.threads, "cpus": cpus, "notes": notes}
     with contextlib.ExitStack() as communicating:
         if heartbeat is not None:
-            communicating.callback(watch_ranks(rank_info, heartbeat, writer))
+            communicating.callback(watch_ranks(rank_info, heartbeat, writer, job.places))
         try:
-            for case, workload in _workloads(job, writer, rank_info, heartbeat or HeartbeatWriter(None), communicating):
+            beating = heartbeat or HeartbeatWriter(None)
+            for case, workload in _workloads(job, writer, rank_info, beating, communicating, channel):
+                workload.continues = continues
                 _agree(job, workload, writer)
                 _measure(job, case, workload, writer, channel)
         except BaseException:
@@ -127,16 +133,22 @@ def run(
 
 
 def _workloads(
-    job: Job, writer: ResultWriter, rank_info: RankInfo, heartbeat: HeartbeatWriter, communicating: contextlib.ExitStack
+    job: Job,
+    writer: ResultWriter,
+    rank_info: RankInfo,
+    heartbeat: HeartbeatWriter,
+    communicating: contextlib.ExitStack,
+    channel: Channel | None,
 ) -> Iterator[tuple[CaseJob, Workload]]:
     """Start the framework, meet the other ranks, and build each case's workload in turn."""
     from d5suite.instruments.environment import describe
     from d5suite.workloads.collective import CollectiveWorkload
     from d5suite.workloads.network import NetworkWorkload
     from d5suite.workloads.operator import OperatorWorkload
+    from d5suite.workloads.workflow import WorkflowWorkload
 
     kinds: dict[str, type[Workload]] = {
-        each.kind: each for each in (NetworkWorkload, OperatorWorkload, CollectiveWorkload)
+        each.kind: each for each in (NetworkWorkload, OperatorWorkload, CollectiveWorkload, WorkflowWorkload)
     }
     writer.phase("starting the framework")
     selection = kinds[job.cases[0].kind].select(job)
@@ -185,6 +197,8 @@ def _workloads(
         ["d5suite", "numpy", "onnx", "onnxruntime", "pillow", "h5py"], INHERITED.intersection(backend.variables)
     )
     writer.write()
+    if channel is not None:
+        channel.run(ALONE)
     for kind in dict.fromkeys(case.kind for case in job.cases):
         result.ceilings.update(kinds[kind].ceilings(job, selection, writer.phase))
     for case in job.cases:
@@ -203,6 +217,7 @@ def _workloads(
         workload.gpus_before = gpus
         if communicator is not None:
             workload.communicator, workload.heartbeat = communicator, heartbeat
+            workload.meeting = rank_info.meeting
         yield case, workload
         gc.collect()  # native objects hold large arrays in reference cycles
 
@@ -238,25 +253,34 @@ def _agree(job: Job, workload: Workload, writer: ResultWriter) -> None:
 
 def _measure(job: Job, case: CaseJob, workload: Workload, writer: ResultWriter, channel: Channel | None) -> None:
     """Run one case: prove all measurements first, then time them, because they share executors."""
-    prepared = [_prepare(job, case, name, workload, writer) for name in case.measurements]
+    prepared = [_prepare(job, case, name, workload, writer, channel) for name in case.measurements]
+    if channel is not None:
+        channel.run(BESIDE)
     proved = [each for each in prepared if each is not None and _prove(each, writer)]
     workload.free_validation()
     if channel is not None:  # other workers need the memory
         return_freed_memory()
+        channel.run(ALONE)
     if proved:
         writer.result.facts[case.name] = workload.facts()
     for each in proved:
         workload.tell = lambda where, kept, key=each.key: writer.tell(key, where, kept)  # type: ignore[misc]
-        turns = MeasurementTurns(channel, each.key) if channel and each.prepared.measurement.takes_turns else None
-        writer.attempt(each.key, "measuring", lambda each=each, turns=turns: _time(each, writer, turns))  # type: ignore[misc]
+        writer.attempt(each.key, "measuring", lambda each=each: _time(each, writer, channel))  # type: ignore[misc]
         writer.write()
 
 
-def _prepare(job: Job, case: CaseJob, name: str, workload: Workload, writer: ResultWriter) -> Trial | None:
-    """Build a measurement's step, and take the passes that precede its proof."""
+def _prepare(
+    job: Job, case: CaseJob, name: str, workload: Workload, writer: ResultWriter, channel: Channel | None
+) -> Trial | None:
+    """Build a measurement's step, and take the passes that precede its proof.
+
+    The first call and the peak memory are recorded, so no other worker may run.
+    """
     key = key_of(case.name, name)
 
     def prepare() -> Trial:
+        if channel is not None:
+            channel.require_alone(f"the first call of {key}")
         measurement = find_measurement(name, case.files.get(name))()
         step = measurement.prepare(workload)
         passes = [find_pass(each, job.pass_files.get(each))() for each in job.passes if each != TIME]
@@ -285,12 +309,15 @@ def _prove(trial: Trial, writer: ResultWriter) -> bool:
     return writer.attempt(trial.key, "validating", prove) is not None
 
 
-def _time(trial: Trial, writer: ResultWriter, turns: MeasurementTurns | None) -> None:
+def _time(trial: Trial, writer: ResultWriter, channel: Channel | None) -> None:
     """Sample a step, prove what was timed, take the passes that disturb, and record all of it."""
     workload, measurement, step, settings = trial.prepared
-    timing = Time()
-    if turns is not None:
-        settings = InTurns(**settings.to_dict(), turns=turns)
+    timing, turns = Time(), None
+    if channel is not None:
+        channel.require_alone(trial.key)
+        if measurement.takes_turns:
+            turns = MeasurementTurns(channel, trial.key)
+            settings = InTurns(**settings.to_dict(), turns=turns)
     part = timing.take(trial.prepared._replace(settings=settings))
     part["proof_after_s"] = _prove_timed(trial, timing, writer)
     if not (turns is None or turns.taken):

@@ -2,11 +2,14 @@
 
 Messages are JSON objects, one per line:
 
-1. When a step is proved and warm, the worker sends ``{"ready": KEY, "sample_s": S}``.
-2. The session asks for samples with ``{"take": COUNT}``, and the worker answers ``{"samples_s":
+1. Only with ``--beside``: other workers run while this one imports its framework and while it
+   proves. Before it measures anything it sends ``{"asks": "alone"}``, and before it proves
+   ``{"asks": "beside"}``, and each time it waits for the same word as ``{"go": WORD}``.
+2. When a step is proved and warm, the worker sends ``{"ready": KEY, "sample_s": S}``.
+3. The session asks for samples with ``{"take": COUNT}``, and the worker answers ``{"samples_s":
    [...], "took_s": S}``. The worker begins with calls that do not count, unless the session adds
    ``"wake": false``.
-3. The session ends the turns with ``{"end": true}``, or gives up the measurement with ``{"leave":
+4. The session ends the turns with ``{"end": true}``, or gives up the measurement with ``{"leave":
    REASON}``.
 
 Between its turns a worker is blocked on a read. `d5suite.launch.turns` is the session's end.
@@ -20,7 +23,7 @@ import socket
 from typing import Any
 
 from d5suite.errors import JobError
-from d5suite.instruments.settings import Turn
+from d5suite.instruments.settings import ALONE, BESIDE, Turn
 
 
 class Channel:
@@ -30,11 +33,34 @@ class Channel:
     ----------
     descriptor : int
         A connected stream socket, which child processes do not inherit.
+    beside : bool
+        Whether other workers run until this one asks to be alone.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, beside: bool = False) -> None:
         os.set_inheritable(descriptor, False)
         self._stream = socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8", newline="\n")
+        self._asks, self._how = beside, BESIDE if beside else ALONE
+
+    def run(self, how: str) -> None:
+        """Run `ALONE` or `BESIDE` others from now on; wait until the session lets it."""
+        if self._asks and how != self._how:
+            self.send({"asks": how})
+            message = self.receive()
+            if message != {"go": how}:
+                raise JobError(f"the session answers {message} to a worker that asks to run {how}")
+            self._how = how
+
+    def require_alone(self, what: str) -> None:
+        """Check that no other worker runs.
+
+        Raises
+        ------
+        JobError
+            If others may run: no time or memory that was measured now would count.
+        """
+        if self._how != ALONE:
+            raise JobError(f"{what} was to be measured while other workers run")
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message."""

@@ -41,6 +41,10 @@ class Workload(ABC):
     folder : Path or None
         Where passes may leave files: in folders that begin with this path's name. All ranks have
         the same.
+    meeting : Path or None
+        A folder that all ranks see, which is removed when the job ends, however it does.
+    continues : bool
+        Whether to go on from what an earlier attempt at the job has kept.
     gpus_before : sequence of GpuState
         State of each visible GPU before the framework was started; empty without NVML.
     heartbeat : object
@@ -59,6 +63,8 @@ class Workload(ABC):
         self.tell: Callable[[str, dict[str, Any]], None] = lambda where, kept: None
         self.heartbeat: Any = None
         self.folder: Path | None = None
+        self.meeting: Path | None = None
+        self.continues = False
         self.gpus_before: Sequence[GpuState] = ()
         self._proofs: dict[str, Once] = {}
 

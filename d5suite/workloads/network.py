@@ -23,7 +23,7 @@ from d5suite.data.loader import check_workers
 from d5suite.data.openimages import SparseLabels
 from d5suite.data.random_inputs import RandomSource
 from d5suite.data.sources import SOURCES, DataSource, ImageNetSource, Stream
-from d5suite.errors import JobError
+from d5suite.errors import JobError, NetworkError
 from d5suite.files import read_json, write_json
 from d5suite.instruments.clock import now
 from d5suite.instruments.threads import allowed_cpus
@@ -34,6 +34,7 @@ from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.network.analysis import analyse
 from d5suite.network.as_written import load_as_written
+from d5suite.network.held import alive_bytes
 from d5suite.network.layers import LayerFacts, layer_facts
 from d5suite.network.user_network import load_user_network
 from d5suite.network.zoo import build
@@ -478,4 +479,8 @@ class NetworkWorkload(Workload):
             held["gradients_bytes"] = width * cost.parameters
         if optimizer:
             held["optimizer_state_bytes"] = width * cost.parameters * len(self.optimizer.slots)
+        with contextlib.suppress(NetworkError):  # a tensor whose size is not known
+            held["alive_bytes"] = alive_bytes(
+                self.network, batch_size=self.case.batch_size, bytes_per_value=activation, training=gradients
+            )
         return held

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,12 @@ from d5suite.optimizers.settings import SGD
 STEPS = 3
 FUSING = (
     *("tensorflow:graph", "tensorflow:xla", "tensorflow:stock", "jax:jit", "jax:stock", "mxnet:fused"),
-    *("keras:tensorflow", "keras:jax"),
+    *("keras:tensorflow", "keras:jax", "torch:compile"),
 )
 """Modes whose compilers fuse nodes."""
+
+TELLS = ("tensorflow:graph", "mxnet:hybrid")
+"""Modes of which oneDNN's kernels are told by a process of its own."""
 
 UNNAMED = {"keras:jax": {"conv1"}}
 """Nodes of which XLA leaves only the gradient of the weights, and gives that no name in some
@@ -44,7 +48,10 @@ def network() -> Network:
     return b.classifier(b.linear(b.tanh(b.linear(b.flatten(x, "flatten", size=8), "hidden", 16)), "output", 10))
 
 
-def take(name: str, folder: Path) -> None:
+KINDS = ("forward", "gradient", "training step")
+
+
+def take(name: str, folder: Path, kinds: Sequence[str] = KINDS) -> None:
     """Profile the network in one mode: inference, gradients, and a training step; check all."""
     backend_name, mode = name.split(":")
     backend = discover()[0][backend_name]
@@ -65,7 +72,8 @@ def take(name: str, folder: Path) -> None:
         "gradient": lambda: executor.forward_backward(feed),
         "training step": lambda: trainer.step(feed),
     }
-    for kind, call in calls.items():
+    for kind in kinds:
+        call = calls[kind]
         directions = ["forward"] if kind == "forward" else ["forward", "backward"]
 
         def step(call: Callable[[], object] = call) -> None:
@@ -81,6 +89,7 @@ def take(name: str, folder: Path) -> None:
         assert found.coverage > 0, (name, kind)
         assert found.dropped == 0
         assert found.method
+        assert ("waiting between operators" in found.other) == (backend_name == "mxnet")
         assert (OPTIMIZER in found.other) == bool(update), (name, kind, found.other)
         owned = {(node, each.direction) for each in found.layers for node in each.nodes}
         assert {direction for _, direction in owned} == set(directions)
@@ -94,6 +103,15 @@ def take(name: str, folder: Path) -> None:
             if len(directions) > 1 and node.op_type != "Add":  # whose gradient is the gradient itself
                 assert (node.name, "backward") in owned, (name, kind, node.name)
         grouped |= any(len(each.nodes) > 1 for each in found.layers)
+        if kind == "gradient" and name in TELLS and platform.machine() == "x86_64":
+            inner.joinpath("kernels").mkdir()
+            told = backend.load("profile", mode).kernels(executor, step, feed, True, inner / "kernels")
+            for direction in directions:
+                for conv in ("conv1", "conv2"):
+                    (own,) = [each for (nodes, way), each in told.of.items() if conv in nodes[:1] and way == direction]
+                    assert "convolution" in {each.primitive for each in own}, (name, conv, direction, own)
+            assert {one for nodes, _ in told.of for one in nodes} <= {each.name for each in net.nodes}
+            assert sum(each.calls for each in told.apart) < sum(each.calls for own in told.of.values() for each in own)
         if kind == "forward":  # nothing is left behind
             after = executor.fetch(executor.forward(feed))
             np.testing.assert_array_equal(after[net.outputs[0]], before[net.outputs[0]])
@@ -108,10 +126,16 @@ def take(name: str, folder: Path) -> None:
         *("tensorflow:graph", "tensorflow:xla", "tensorflow:eager", "tensorflow:stock"),
         *("jax:jit", "jax:stock"),
         *("mxnet:hybrid", "mxnet:imperative", "mxnet:fused", "mxnet:stock"),
+        pytest.param("torch:compile", marks=pytest.mark.slow),
     ],
 )
 def test_every_node_has_its_time(name: str, tmp_path: Path) -> None:
     take(name, tmp_path)
+
+
+@pytest.mark.quick
+def test_inductors_kernels_carry_the_names_of_their_nodes(tmp_path: Path) -> None:
+    take("torch:compile", tmp_path, KINDS[1:2])
 
 
 @pytest.mark.parametrize("name", ["keras:tensorflow", "keras:jax", "keras:torch"])

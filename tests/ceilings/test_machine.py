@@ -15,8 +15,10 @@ from d5suite.ceilings.combine import combined, way_of
 from d5suite.ceilings.machine import MachinePlan, measure_machine, run_probe, working_sets
 from d5suite.cli import main
 from d5suite.commands import machine as command
+from d5suite.distributed.calls import BURST, PAUSE_S
 from d5suite.errors import ConfigurationError
 from d5suite.models.ceilings import Roof, read_ceilings
+from d5suite.models.communication import LogGP
 from d5suite.statistics.messages import line_intervals
 
 
@@ -179,6 +181,7 @@ def test_a_ping_pong_of_two_ranks_has_latency_and_rate(tmp_path: Path) -> None:
     assert found is not None, missing
     low, high = found["alpha_interval_s"]
     assert 0 <= low <= found["alpha_s"] <= high < 0.1 and found["beta_s_per_byte"] >= 0
+    assert all(low <= best <= high for best, low, high in found["loggp"].values())
 
 
 def test_the_file_is_read_as_a_roof_and_shown(
@@ -197,3 +200,19 @@ def test_the_file_is_read_as_a_roof_and_shown(
     assert command.name_of({"what": "host_to_device"}) == "host to device"
     with pytest.raises(ConfigurationError):
         measure_machine(MachinePlan([1], ["fp32"], [], kinds=[]), lambda what: None)
+
+
+def test_loggp_of_a_transport_has_intervals_that_hold_it() -> None:
+    rng, true = np.random.default_rng(0), LogGP(2e-6, 3e-6, 5e-6, 1e-9)
+    single = 2 * true.message_s(1)
+    exact = single, single + (BURST - 1) * true.gap_s, single + (BURST - 1) * (PAUSE_S + true.overhead_s)
+    samples = [(each * rng.lognormal(0, 0.002, 200)).tolist() for each in exact]
+    found = jobs.loggp_intervals(*samples, beta=1e-9)
+    for name, value in vars(true).items():
+        best, low, high = found[name]
+        assert low <= best <= high and best == pytest.approx(value, rel=0.1, abs=2e-7)
+    entry = {
+        "what": "transport", "transport": "gloo", "alpha_s": 1e-5, "alpha_interval_s": [1e-5, 1e-5], "loggp": found,
+        "beta_s_per_byte": 1e-9, "beta_interval_s_per_byte": [1e-9, 1e-9],
+    }  # fmt: skip
+    assert ", o 1.99" in command.figure_of(entry) or ", o 2" in command.figure_of(entry)

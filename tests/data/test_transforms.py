@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from d5suite import data
 from d5suite.data.transforms import (
     MEAN,
     STD,
@@ -157,3 +158,7 @@ def test_sizes_out_of_range() -> None:
 def test_a_thin_image_is_refused_before_it_fills_the_memory(shape: tuple[int, int]) -> None:
     with pytest.raises(DataError, match=r"pixels become 256 x 7,680,000 when the short side is resized"):
         EvalTransform(224)(Image.new("RGB", shape))
+
+
+def test_names_of_the_package_are_imported_on_first_use() -> None:
+    assert data.EvalTransform is EvalTransform and all(callable(getattr(data, name)) for name in data.__all__)

@@ -374,8 +374,8 @@ def test_a_gradient_that_is_not_finite_spreads() -> None:
 class Sums(AllReduce):
     """Adds gradients and forgets to divide."""
 
-    def _mean(self, bucket: Any, gradients: Buffers) -> Buffers:
-        averaged = super()._mean(bucket, gradients)
+    def average(self, bucket: Any, gradients: Buffers, parts: Any = ()) -> Buffers:
+        averaged = super().average(bucket, gradients, parts)
         for value in averaged.values():
             value *= self.communicator.size
         return averaged

@@ -18,7 +18,7 @@ import pytest
 from d5suite.backends import discover
 from d5suite.distributed.communicators.threads import run
 from d5suite.distributed.schemes import SCHEMES, make_scheme, settings_from_dict
-from d5suite.levels.distributed import Replica
+from d5suite.levels.distributed import Communicator, Replica
 from d5suite.levels.network import Arrays
 from d5suite.network import Network
 from d5suite.optimizers.settings import SGD, Adam, Optimizer
@@ -130,4 +130,50 @@ def test_a_checkpoint_of_any_rank_holds_every_servers_state(backend: str, server
         again.load_weights(one.weights())
         again.trainer.step(*(fed(again, network, STEPS, rank) for rank in range(RANKS)))
         for name, value in again.weights().items():
-            np.testing.assert_allclose(resumed.weights()[name], value, rtol=EXACT, atol=EXACT, err_msg=name)
+            # conv1.bias, before BatchNormalization, has roundings as gradient: Adam divides by 1e-8
+            atol = 10 * EXACT if name == "conv1.bias" else EXACT
+            np.testing.assert_allclose(resumed.weights()[name], value, rtol=EXACT, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("backend", ["deep500", "torch"])
+@pytest.mark.parametrize("optimizer", [SGD(0.0625, momentum=0.875, weight_decay=2.0**-10), Adam(0.01)], ids=str)
+def test_a_step_across_the_barrier_is_the_same_step_and_waits_node_by_node(backend: str, optimizer: Optimizer) -> None:
+    network = classifier()
+    _, loss = network.require_loss()
+
+    def course(asked: list[tuple[str, ...]], **settings: Any) -> list[Any]:
+        replicas = [replica(backend, network, "fp64", optimizer) for _ in range(2)]
+        work = [[fed(of, network, step, rank) for rank, of in enumerate(replicas)] for step in range(STEPS)]
+
+        def one(communicator: Communicator) -> Any:
+            of = replicas[communicator.rank]
+            scheme: Any = make_scheme("all_reduce", of, communicator, **settings)
+            means = scheme._means
+
+            def asking(names: Sequence[str]) -> Any:
+                asked.append(tuple(names))
+                return means(names)
+
+            if communicator.rank == 0:
+                scheme._means = asking
+            losses = []
+            for number, feeds in enumerate(work):
+                of.trainer.set_learning_rate(optimizer.learning_rate * 0.5**number)  # each update has its own
+                losses.append(float(scheme.step(feeds[communicator.rank])[loss]))
+            scheme.finish()
+            return losses, of.weights(), of.trainer.state(), scheme.arrivals
+
+        return run(2, one, algorithm="ring")
+
+    asked: list[tuple[str, ...]] = []
+    plain, across = course([]), course(asked, cross_barrier=True, order="tic")
+    for (losses, weights, state, _), (its_losses, its_weights, its_state, arrivals) in zip(plain, across, strict=True):
+        np.testing.assert_allclose(its_losses, losses, rtol=EXACT)
+        for right, found in ((weights, its_weights), (state, its_state)):
+            for name, value in right.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+        assert sum(arrivals["means"].values()) == STEPS and len(arrivals["means"]) == 1
+    names = set(network.parameters)
+    turns = [each for each in asked if len(each) < len(names)]  # the last update comes at the end, as one
+    assert len(turns) > 2 * (STEPS - 1) and len(asked) == len(turns) + 1
+    assert sum(map(len, turns)) == (STEPS - 1) * len(names)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,3 +40,47 @@ def test_a_fused_update_pairs_elements_by_their_place_in_memory(torch: Any) -> N
     torch.optim.SGD([parameter], lr=1.0, fused=True).step()
     wrong = not torch.equal(parameter.detach(), -gradient)
     require(wrong, "torch", "d5suite/backends/torch/training.py (_laid_out)")
+
+
+MESSAGES = """
+import os, sys, time
+from pathlib import Path
+import torch
+from torch.distributed import FileStore, ProcessGroupGloo
+
+file, rank, batch = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "batch"
+os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
+group = ProcessGroupGloo(FileStore(file, 2), rank, 2)
+loops = [each for each in Path("/proc/self/task").iterdir() if (each / "comm").read_text() == "gloo_tcp_loop\\n"]
+assert loops
+for each in loops if batch else []:
+    os.sched_setscheduler(int(each.name), os.SCHED_BATCH, os.sched_param(0))
+tensor = torch.zeros(256)
+start = time.perf_counter()
+for _ in range(200):
+    group.barrier().wait()
+    for sender in (0, 1):
+        work = group.send([tensor], 1 - rank, 7) if sender == rank else group.recv([tensor], 1 - rank, 7)
+        work.wait()
+print(time.perf_counter() - start)
+group.barrier().wait()
+"""
+
+
+def seconds_of_messages(file: Path, policy: str) -> float:
+    """Return how long two ranks of one core each take for 200 barriers and messages both ways."""
+    command = [sys.executable, "-c", MESSAGES, str(file)]
+    ranks = [subprocess.Popen([*command, str(rank), policy], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    return max(float(each.communicate(timeout=60)[0]) for each in ranks)
+
+
+@pytest.mark.alone  # another program's turns are as long
+def test_gloos_thread_spins_on_the_lock_of_the_thread_that_it_interrupted(torch: Any, tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two CPUs")
+    ratios = (
+        seconds_of_messages(tmp_path / f"plain{number}", "plain")
+        / seconds_of_messages(tmp_path / f"batch{number}", "batch")
+        for number in range(6)
+    )
+    require(any(ratio > 2 for ratio in ratios), "torch", "d5suite/distributed/loops.py")

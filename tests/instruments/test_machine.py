@@ -416,11 +416,26 @@ def test_cpus_are_chosen_core_by_core_then_their_second_threads(monkeypatch: pyt
     assert threads.choose_cpus(2, [1, 5, 7]) == [1, 7]  # 1 and 5 share a core
 
 
+def test_another_placement_is_chosen_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_core_of", lambda cpu: (cpu // 2 % 2, cpu % 2))  # as above
+    everything = range(8)
+    assert threads.choose_cpus(2, everything, "siblings") == [0, 4]  # both threads of one core
+    assert threads.choose_cpus(2, everything, "packages") == [0, 2]
+    assert threads.choose_cpus(4, everything, "packages") == [0, 1, 2, 3]
+    assert threads.count_cores(everything) == 4
+    monkeypatch.setenv(threads.PLACEMENT, "siblings")
+    assert threads.choose_cpus(2, everything) == [0, 4]
+    monkeypatch.setenv(threads.PLACEMENT, "anywhere")
+    with pytest.raises(ConfigurationError, match="there is no placement 'anywhere'"):
+        threads.choose_cpus(2, everything)
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
 def test_affinity_confines_the_process_and_reports_what_could_not_be_done() -> None:
     code = (
-        "import os\nfrom d5suite.instruments.threads import set_affinity\n"
+        "import os\nfrom d5suite.instruments.threads import allowed_cpus, set_affinity\n"
         "notes = []\nmany = set_affinity(10_000, notes)\nassert set(many) == os.sched_getaffinity(0), many\n"
+        "os.sched_setaffinity(0, many[:1])  # as OpenMP does\nassert allowed_cpus() == many\n"
         "one = set_affinity(1)\nassert set(one) == os.sched_getaffinity(0) and len(one) == 1, one\n"
         "print(len(notes), notes[0])"
     )

@@ -8,15 +8,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from d5suite.job import Distributed, Failure, Job, NetworkCase, Result, of_rank, result_path
+from d5suite.errors import ConfigurationError
+from d5suite.job import Distributed, Failure, Job, NetworkCase, Result, WorkflowCase, of_rank, result_path
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.client import likely_causes
 from d5suite.launch.slurm.profile import ClusterProfile, ProfileFile, read_profile
 from d5suite.launch.slurm.run import SlurmRun, Submission, submit
-from d5suite.launch.slurm.script import batch_script
+from d5suite.launch.slurm.script import batch_script, nodes_of_components
 from d5suite.launch.slurm.status import describe, follow, job_statuses
 from tests.conftest import plugin_environment
 
@@ -276,3 +278,68 @@ def test_a_profile_says_whether_it_requests_gpus(tmp_path: Path) -> None:
     ):  # fmt: skip
         (tmp_path / "site.toml").write_text(f"cores_per_node = 4\n{line}\n")
         assert read_profile(tmp_path / "site.toml").profile.gpus == key, line
+
+
+def workflow_job(ranks: int, placement: str = "packed") -> Job:
+    parts = (("simulation", None), ("learner", 1))
+    components: list[dict[str, Any]] = [
+        {"name": name, "program": "p", "file": None, "ranks": count, "options": {}} for name, count in parts
+    ]
+    case = WorkflowCase("pair", "smoke", ["workflow"], components=components, placement=placement)
+    how = Distributed(communicator="gloo", launcher="process")
+    return Job({"name": "deep500", "mode": "any"}, "cpu", "fp32", ranks, 0, [case], ranks=ranks, distributed=how)
+
+
+def test_components_of_a_workflow_become_a_heterogeneous_job(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(
+        'cores_per_node = 4\npartition = "cpu"\n[components.learner]\npartition = "gpu"\ngres = "gpu:1"\n'
+    )
+    source = read_profile(tmp_path / "site.toml")
+    assert source.lines["components.learner.gres"] == 5 and "gres" not in source.lines
+    components = nodes_of_components(workflow_job(3), source.profile)
+    assert components == {"simulation": 2, "learner": 1}
+    text = batch_script(
+        [tmp_path / "a.job.json"], name="d5", profile=source.profile, nodes=3, device="cpu", folder=tmp_path,
+        output=tmp_path / "log", pythons={}, components=components,
+    )  # fmt: skip
+    first, second = (part.splitlines() for part in text.split("#SBATCH hetjob\n"))
+    assert {"#SBATCH --nodes=2", "#SBATCH --partition=cpu", "#SBATCH --job-name=d5"} <= set(first)
+    asked = {"#SBATCH --nodes=1", "#SBATCH --partition=gpu", "#SBATCH --gres=gpu:1", "#SBATCH --job-name=d5"}
+    assert asked <= set(second)
+    (line,) = (line for line in second if line.startswith("srun"))
+    one, other = line.split(" : ")
+    assert "--nodes=2 --ntasks=2" in one and "--het-group=0" in one
+    assert "--nodes=1 --ntasks=1" in other and "--het-group=1" in other and not other.startswith("srun")
+    assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=60).returncode == 0
+    shared = ClusterProfile(4, ranks_per_node=2)
+    assert nodes_of_components(workflow_job(4), shared) == {}  # three ranks do not fill nodes
+    assert nodes_of_components(workflow_job(3, "interleaved"), source.profile) == {}
+
+
+def test_a_table_of_a_component_has_the_options_of_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('cores_per_node = 4\n[components.learner]\ntime = "1"\n')
+    with pytest.raises(ConfigurationError, match=r"components must be tables \[components.NAME\] of partition, "):
+        read_profile(path)
+
+
+def test_the_parts_of_a_heterogeneous_job_are_one_job(site: Path) -> None:
+    (site / "squeue").write_text(
+        "#!/bin/bash\necho 'd5|17+1|CANCELLED|n3|None'\necho 'd5|17+0|FAILED|n[1-2]|NonZeroExitCode'\n"
+    )
+    assert client.states(["d5"]) == {("d5", "17"): client.SlurmState("FAILED", "NonZeroExitCode", "n[1-2],n3")}
+
+
+def test_the_killed_rank_of_a_component_is_named(made: Runs) -> None:
+    run = made(1)
+    (name,) = run.jobs
+    workflow_job(2).save(run.job_path(name))
+    ended = {"name": "FAILED", "reason": "NonZeroExitCode", "nodes": "n1,n2"}
+    run.jobs[name] = [Submission(f"d5suite-{run.identity}-1", None, "7", ended)]
+    (run.folder / "scripts/01-nodes2.sh").touch()
+    (run.folder / "scripts/01-nodes2.log").write_text("srun: error: n2: task 0: Killed\n")
+    for rank, node in enumerate(("n1", "n2")):
+        found = Result(phase="measuring pair/workflow: step 3", environment={"slurm": {"node": node}})
+        found.save(of_rank(result_path(run.job_path(name)), rank))
+    (status,) = job_statuses(run)
+    assert "rank 1 of 2 (learner) on n2 died of SIGKILL" in describe(run, status)

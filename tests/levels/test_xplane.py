@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
 from d5suite.levels.attribution import Interval, Owner, divided, innermost, label
-from d5suite.levels.profile import OPTIMIZER
-from d5suite.levels.xplane import HloGraph, Line, hlo_owners, instructions, kernels, program_owners, read_hlo
+from d5suite.levels.profile import ADDED, OPTIMIZER
+from d5suite.levels.xplane import (
+    HloGraph,
+    Line,
+    dropped,
+    hlo_owners,
+    instructions,
+    kernel_runs,
+    program_owners,
+    read_hlo,
+    warnings_of,
+)
 from d5suite.network.zoo import build
 
 HLO = """HloModule jit_step, is_scheduled=true
@@ -106,6 +118,7 @@ GRAPH: HloGraph = {
     "d5node2/FusedBatchNormV3": ("FusedBatchNormV3", ["d5node1/Tanh"]),
     "d5node3/Relu": ("Relu", ["d5node2/FusedBatchNormV3"]),
     "d5node4/MatMul": ("MatMul", ["d5node3/Relu", "weight2"]),
+    "gradient_tape/d5node4/ShapeN": ("ShapeN", ["d5node3/Relu"]),  # reads it, and is no part of its kernel
 }
 
 
@@ -116,9 +129,10 @@ def test_a_fused_kernel_belongs_to_the_operations_without_events() -> None:
         Interval(6e6, 7e6, "d5node4/MatMul:_MklMatMul"),
         Interval(7e6, 8e6, "gradient_tape/d5node4/MatMul/MatMul:_MklMatMul"),
         Interval(8e6, 9e6, "optimizer/ResourceApplyMomentum:ResourceApplyMomentum"),
+        Interval(9e6, 9.5e6, "AddN_3:AddN"),
         Interval(0, 9e6, "ExecutorState::Process"),
     ]
-    intervals, owners = kernels([[(each, {}) for each in events]], GRAPH)
+    intervals, owners = kernel_runs([[(each, {}) for each in events]], GRAPH)
     network = build("lenet5", classes=10, image_size=32)
     names = [node.name for node in network.nodes]
     layers, other = divided(network, intervals, owners, steps=2)
@@ -128,7 +142,7 @@ def test_a_fused_kernel_belongs_to_the_operations_without_events() -> None:
         ((names[4],), "forward"): (0.5e-3, 0.5),
         ((names[4],), "backward"): (0.5e-3, 0.5),
     }
-    assert {name: round(seconds, 9) for name, seconds in other.items()} == {OPTIMIZER: 0.5e-3}
+    assert {name: round(seconds, 9) for name, seconds in other.items()} == {OPTIMIZER: 0.5e-3, ADDED: 0.25e-3}
 
 
 def test_two_kernels_at_once_count_half() -> None:
@@ -137,5 +151,32 @@ def test_two_kernels_at_once_count_half() -> None:
         [(Interval(0, 4e6, f"{label(0)}/A:Conv"), {})],
         [(Interval(2e6, 6e6, f"{label(1)}/B:Conv"), {})],
     ]
-    layers, _ = divided(network, *kernels(threads, {}), steps=1)
+    layers, _ = divided(network, *kernel_runs(threads, {}), steps=1)
     assert [round(each.seconds, 9) for each in layers] == [3e-3, 3e-3]
+
+
+def test_events_that_a_profiler_lost_are_read_from_its_file() -> None:
+    def field(number: int, content: bytes) -> bytes:
+        length = (
+            bytes((len(content) % 128 | 128, len(content) // 128)) if len(content) > 127 else bytes((len(content),))
+        )
+        return bytes((number << 3 | 2,)) + length + content
+
+    warning = "Host tracer: 1200 trace events were dropped " + "x" * 200
+    space = field(1, b"a plane") + field(2, b"7 events dropped") + field(3, warning.encode()) + field(4, b"host")
+    assert warnings_of(space) == ["7 events dropped", warning]
+    assert dropped(warnings_of(space)) == 1207
+    for end in range(len(space)):
+        warnings_of(space[:end])
+
+
+def test_a_node_has_one_time_whatever_else_its_kernels_are_called() -> None:
+    network = build("lenet5", classes=10, image_size=32)
+    intervals = [Interval(0, 2, "a"), Interval(2, 3, "b"), Interval(3, 5, "c"), Interval(5, 9, "d")]
+    owners = {
+        "a": Owner((1,), False, "one"), "b": Owner((1,), False, ADDED),
+        "c": Owner((), False, OPTIMIZER), "d": Owner((), True, OPTIMIZER),
+    }  # fmt: skip
+    layers, other = divided(network, intervals, owners, steps=1)
+    assert [(each.nodes, each.direction, each.calls) for each in layers] == [((network.nodes[1].name,), "forward", 2)]
+    assert layers[0].seconds == pytest.approx(3e-9) and other == {OPTIMIZER: pytest.approx(6e-9)}

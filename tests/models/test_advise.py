@@ -66,7 +66,7 @@ def test_a_network_too_large_says_what_the_least_needs() -> None:
 @pytest.mark.parametrize("network", ["resnet50", "model.onnx"])
 def test_it_says_no_where_it_has_no_model(network: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", network, "--machine", str(SMALL), "--batch", "8"]) == 2
-    assert "only GPT-like transformers have a model" in capsys.readouterr().err
+    assert "only GPT-like transformers are known without results" in capsys.readouterr().err
 
 
 def test_replicas_on_several_nodes_are_marked(capsys: pytest.CaptureFixture[str]) -> None:

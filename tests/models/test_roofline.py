@@ -52,6 +52,9 @@ def test_segments_add_up_and_name_what_explains_them() -> None:
     assert "serial part 60%" in explained(kinds["strong"][0])
     assert "efficiency 100%" in explained(kinds["weak"][0])
     assert "mostly locality" in explained(kinds["size"][0])
+    images = [Step(1, 4, Work(100, 10, 1.0), image=32), Step(1, 4, Work(400, 30, 3.0), image=64)]
+    ((segment,),) = trajectories(images)
+    assert segment.kind == "image" and segment.knob == 2 and "images 32 → 64, batch 4" in explained(segment)
     slower = trajectories([steps[0], Step(2, 4, Work(100, 10, 1.2))])
     assert "more threads do not help" in explained(slower[0][0])
 
@@ -99,3 +102,26 @@ def test_a_bad_ceiling_is_refused_where_it_stands(tmp_path: Path, entry: dict[st
 def test_a_file_without_ceilings_says_how_to_get_some(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="d5suite machine -o FILE"):
         read_ceilings(written(tmp_path / "m.json"))
+
+
+def test_more_threads_and_nearer_levels_are_at_least_as_fast(tmp_path: Path) -> None:
+    """Planted: on two threads, L2 and memory were measured slower than on one, L2 than L3, too."""
+    rates = {1: {"L1": 200.0, "L2": 110.0, "L3": 100.0, "memory": 50.0}, 2: {"L1": 20.0, "L2": 90.0, "L3": 190.0}}
+    rates[2]["memory"] = 30.0
+    entries = [
+        {"what": "flops", "precision": "fp32", "threads": threads, "device": "cpu", "value": 100.0 / threads,
+         "source": "x"} for threads in (1, 2)
+    ] + [
+        {"what": "bandwidth", "level": level, "capacity_bytes": size * threads, "threads": threads, "device": "cpu",
+         "value": rates[threads][level], "source": "x"}
+        for threads in (1, 2) for level, size in (("L1", 8), ("L2", 64), ("L3", 512), ("memory", 0))
+    ]  # fmt: skip
+    found = read_ceilings(written(tmp_path / "m.json", *entries))
+    one, two = (found.roof(device="cpu", precision="fp32", threads=threads) for threads in (1, 2))
+    assert isinstance(one, Roof) and isinstance(two, Roof)
+    assert [each.bytes_per_s for each in one.levels] == [200, 110, 100, 50] and not one.notes
+    assert [each.bytes_per_s for each in two.levels] == [200, 190, 190, 50] and two.flops_per_s == 100
+    assert [each.capacity_bytes for each in two.levels] == [16, 128, 1024, 0]
+    said = "; ".join(two.notes)
+    assert "memory: measured slower than on fewer threads" in said and "L2: measured slower than L3" in said
+    assert "arithmetic: measured slower than on fewer threads" in said and "L3" not in said.replace("than L3", "")

@@ -8,20 +8,24 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from d5suite.backends import backend, discover
+from d5suite.errors import BackendError
+from d5suite.levels.attribution import Interval, Owner
 from d5suite.levels.contract import ContractError
-from d5suite.levels.onednn import kernel_of, kernels_by_owner
-from d5suite.levels.profile import LayerTime, Profile, check_profile, shared_seconds
+from d5suite.levels.onednn import Repeated, kernel_of, kernels_by_owner, kernels_by_time, kernels_of
+from d5suite.levels.profile import Kernel, Kernels, LayerTime, Profile, check_profile, shared_seconds
 from d5suite.network.layers import stages
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD
-from d5suite.passes.layers import check_step, part_of
-from d5suite.report.layers import LayerRow, comparisons, not_told_apart
+from d5suite.passes.base import PreparedStep, take
+from d5suite.passes.layers import Layers, check_step, part_of
+from d5suite.report.layers import LayerRow, comparisons, not_joined, not_told_apart, reorders
 from d5suite.report.reading import load_results
 from tests.conftest import made_once, plugin_environment
 from tests.passes.test_from_outside import RECIPE
@@ -125,6 +129,21 @@ def test_a_time_is_the_median_of_three_profiles_with_their_range() -> None:
     assert part["step_s"] == 3e-3 and part["coverage"] == pytest.approx(2 / 3) and part["slowdown"] == 1
 
 
+def test_events_that_a_profiler_lost_are_counted_and_said() -> None:
+    """Planted: two of three profiles have lost events."""
+    part = part_of([replace(GOOD, dropped=lost) for lost in (0, 1200, 3)], 9, 3e-3, {})
+    assert part["dropped"] == 1203
+    assert part["notes"] == ["the profiler lost 1,203 events: times of some nodes are too short"]
+    assert part_of([GOOD] * 3, 9, 3e-3, {})["notes"] == []
+
+
+def test_a_backend_without_a_profile_says_why() -> None:
+    given = replace(discover()[0]["torch"], absent={"profile": "it has none"})
+    workload = SimpleNamespace(backend=given, job=SimpleNamespace(ranks=1))
+    step = PreparedStep(workload, SimpleNamespace(takes_layers=True), None, None)  # type: ignore[arg-type]
+    assert take(Layers(), step) == {"missing": "torch has no profile: it has none"}
+
+
 def test_what_cannot_be_told_apart_is_said() -> None:
     """Planted: two layers whose profiles overlap, and one that is always longer."""
 
@@ -159,6 +178,7 @@ def test_a_training_step_is_divided_and_left_as_it_was(name: str, tmp_path: Path
     check_profile(name, found, network)
     assert {key: value for key, value in vars(executor).items() if callable(value)} == before
     assert found.other["optimizer"] > 0
+    assert ("deep500's graph" in found.other) == (name == "deep500")
     timed = {(layer.nodes, layer.direction): layer.calls for layer in found.layers}
     for direction in ("forward", "backward"):
         for node in network.nodes:
@@ -251,3 +271,47 @@ def test_verbose_lines_of_old_and_new_onednn_are_read() -> None:
     assert twice.calls == 2 and twice.seconds == pytest.approx(5e-4)
     assert twice.layouts == "src:abcd wei:Acdb16a dst:aBcd16b"
     assert kernel_of("onednn_verbose,v1,info,cpu,isa:Intel AVX-512") is None
+
+
+def test_a_mark_may_follow_what_it_marks() -> None:
+    lines = [line.replace("d5suite mark forward conv", "d5suite mark forward norm") for line in LINES.splitlines()]
+    found = kernels_by_owner([*lines[2:4], "d5suite mark forward conv", *lines[5:7], "d5suite mark forward pool",
+                              lines[2]], marks_follow=True)  # fmt: skip
+    assert {owner: [each.primitive for each in own] for owner, own in found.items()} == {
+        "forward conv": ["reorder", "convolution"], "forward pool": ["convolution"], "": ["reorder"],
+    }  # fmt: skip
+
+
+def test_a_kernel_belongs_to_what_ran_at_its_time_and_is_never_joined_by_guess() -> None:
+    """Planted: a kernel while two nodes run, and one while none does."""
+
+    def line(milliseconds: float, took: float, primitive: str) -> str:
+        layouts = "src:f32::blocked:abcd::f0 dst:f32::blocked:acdb::f0"
+        return f"onednn_verbose,v1,{milliseconds:.6f},primitive,exec,cpu,{primitive},jit,undef,{layouts},,,2x3,{took}"
+
+    at = 1_795_769_000_000.0
+    told = [line(at + 1, 0.5, "convolution"), line(at + 3, 1, "pooling"), line(at + 20, 1, "eltwise"),
+            line(at + 7, 1, "reorder"), line(at + 7, 1, "reorder")]  # fmt: skip
+    spans: dict[str, list[tuple[float, float]]] = {"a": [(0, 2), (6.5, 9)], "b": [(3.2, 6), (3.1, 5)], "c": [(3, 4)]}
+    intervals = [Interval((at + s) * 1e6, (at + e) * 1e6, what) for what, each in spans.items() for s, e in each]
+    found = kernels_by_time(told, intervals)
+    assert {what: [(each.primitive, each.calls) for each in own] for what, own in found.items()} == {
+        "a": [("convolution", 1), ("reorder", 2)], "": [("pooling", 1), ("eltwise", 1)],
+    }  # fmt: skip
+    network = build("lenet5", image_size=32, classes=10)
+    first = network.nodes[0].name
+    kernels = kernels_of(network, found, {"a": Owner((0,), backward=True)})
+    assert list(kernels.of) == [((first,), "backward")]
+    part = part_of([replace(GOOD, layers=(LayerTime((first,), "backward", 1e-3),))], 1, 3e-3, {}, kernels)
+    (time,) = part["times"]
+    assert time["reorders"] == 2 and time["reorder_s"] == pytest.approx(2e-3)
+    assert [each["primitive"] for each in part["kernels_apart"]] == ["pooling", "eltwise"]
+    assert reorders(part) == pytest.approx((2, 2e-3)) and not_joined(part) == "1 pooling 1 ms, 1 eltwise 1 ms"
+    others = Kernels({(("fc9",), "forward"): (Kernel("reorder", "jit", reorder=True, seconds=1e-3),)})
+    assert reorders(part_of([GOOD], 1, 3e-3, {}, others)) == (1, 1e-3)  # of nodes without a time
+
+
+def test_a_process_that_fails_leaves_the_kernels_unknown(tmp_path: Path) -> None:
+    asked = Repeated(build("lenet5", image_size=32, classes=10), "graph", "fp32", 1, False, {})
+    with pytest.raises(BackendError, match=r"oneDNN's kernels are not known: .*No module named"):
+        asked.lines("d5suite.no_such_module", tmp_path)

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from d5suite.backends import discover
+from d5suite.cli import main
 from d5suite.distributed.communicators import problem
+from d5suite.simulation import engine
 from d5suite.traces.analysis import analyse
 from d5suite.traces.archive import read_archive
+from d5suite.traces.calls import calls_of
+from d5suite.traces.reading import read_trace
 from tests.conftest import Run as RunPytest
+from tests.simulation.machines import machine
 
 pytest.importorskip("otf2")
 
@@ -23,6 +28,8 @@ needs_deep500 = pytest.mark.skipif(discover()[0]["deep500"].problem() is not Non
 SLEEP_S = 0.3
 
 RECIPE = f"""
+import os
+import signal
 import time
 from d5suite import SGD, Recipe
 from d5suite.cases.recipe import Acceptance, Preset
@@ -48,9 +55,26 @@ class Sleeping(DistributedTraining):
     def prepare(self, workload):
         return SleepingStep(workload)
 
+class DyingStep(DistributedStep):
+    left = 3  # recorded steps until rank 1 dies in one
+
+    def _step(self):
+        folder = self.workload.folder.parent
+        if self.communicator.rank == 1 and any(folder.rglob("recording/rank1.jsonl")):
+            self.left -= 1
+            if not self.left:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super()._step()
+
+class Dying(Sleeping):
+    name = "dying"
+
+    def prepare(self, workload):
+        return DyingStep(workload)
+
 RECIPE = Recipe(
     name="small", network="lenet5", dataset="digits", optimizer=SGD(learning_rate=0.125),
-    measurements=("training_step", "step_breakdown", Sleeping), acceptance=Acceptance(trajectory_steps=3),
+    measurements=("training_step", "step_breakdown", Sleeping, Dying), acceptance=Acceptance(trajectory_steps=3),
     presets=dict.fromkeys(
         ("smoke", "reduced"), Preset(image_size=32, batch_size=4, classes=10, max_time_s=0.05)
     ),
@@ -96,6 +120,20 @@ def test_a_step_leaves_an_archive_beside_the_result(run_pytest: RunPytest, recip
     assert refused.returncode == 4 and "exists, and no earlier run has made it" in refused.stderr, refused.stderr
 
 
+def _replays(archive: Path, folder: Path) -> None:
+    """Hold a replay of a recording against the recording, and change one thing."""
+    if engine.problem():
+        return
+    answer, file = folder / "replay.json", machine(folder / "machine.json")
+    changes = ("--what-if", "compute=0.5x", "--what-if", "algorithm=tree", "--what-if", "ranks=2x")
+    assert main(["simulate", str(archive), "--machine", str(file), *changes, "--json", str(answer)]) == 0
+    found = json.loads(answer.read_text())
+    assert found["step_s"] == pytest.approx(found["measured_s"], rel=0.1) and found["measured_s"] > SLEEP_S
+    half, tree, more = found["what_if"]
+    assert half["step_s"] == pytest.approx(found["step_s"] / 2, rel=0.1)  # one that sleeps is one that computes
+    assert tree["step_s"] == pytest.approx(more["step_s"], rel=0.1) and more["ranks"] == 2 * found["ranks"]
+
+
 @needs_torch
 @pytest.mark.skipif(problem("gloo") is not None, reason="Gloo is not installed")
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -119,6 +157,7 @@ def test_a_rank_that_sleeps_before_a_collective_is_found(
     per_step = [trace.seconds(waiting) for *_, waiting in found.steps]
     assert statistics.median(per_step) == pytest.approx((ranks - 1) * SLEEP_S, rel=0.05)
     assert waited["rank 1"] < waited["rank 0"] / 5
+    _replays(tmp_path / part["files"] / part["archive"], tmp_path)
     asleep = found.ranks[1]
     for other in (found.ranks[0], *found.ranks[2:]):
         assert other.waiting > 4 * asleep.waiting and asleep.caused > 4 * other.caused
@@ -126,3 +165,26 @@ def test_a_rank_that_sleeps_before_a_collective_is_found(
     assert part["waiting_s"]["wait at N x N"] == pytest.approx(sum(waited.values()))
     for rank in found.ranks:
         assert rank.computing + rank.waiting + rank.communicating + rank.outside == trace.end - trace.begin
+
+
+@needs_torch
+@pytest.mark.skipif(problem("gloo") is not None, reason="Gloo is not installed")
+def test_events_of_a_killed_rank_survive_in_an_archive_that_says_so(
+    run_pytest: RunPytest, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted: rank 1 is killed inside its third recorded step."""
+    done = run_pytest(
+        str(recipe), "-k", "dying", "--backend", "torch", "--ranks", "2", "--communicator", "gloo", "--oversubscribe",
+        "--passes", "trace", "--jobs", "jobs", "--benchmark-json", "out.json",
+    )  # fmt: skip
+    assert done.returncode in (1, 5) and "rank 1" in done.stdout, done.stdout
+    (folder,) = {each.parent for each in (tmp_path / "jobs").rglob("rank1.jsonl")}
+    trace = read_trace(folder)
+    main_thread = next(n for n, each in enumerate(trace.locations) if each.process == "rank 1" and each.is_main)
+    calls = calls_of(trace.events[main_thread])
+    assert [trace.regions[number].name for number in calls.region].count("step") == 3 and calls.unfinished
+    assert main(["trace", "convert", str(folder), "-o", str(tmp_path / "archive")]) == 0
+    archive = read_archive(tmp_path / "archive")
+    assert len(archive) == len(trace) and "rank 1" in archive.properties["incomplete"]
+    assert main(["trace", "analyze", str(tmp_path / "archive")]) == 0
+    assert "rank 1 did not end its recording, as if it was killed" in capsys.readouterr().out

@@ -159,6 +159,13 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--scheme", "all_reduce"], "--scheme is for several ranks"),
     (["--oversubscribe"], "--oversubscribe is for several ranks"),
     (["--interface", "lo"], "--interface is for several ranks"),
+    (["--order", "tic"], "--order is for several ranks"),
+    (["--ranks", "1", "--order", "alphabetic"], "there is no order 'alphabetic'"),
+    (
+        ["--ranks", "1", "--scheme", "gossip:order=tic"],
+        "gossip cannot honour order: a rank sends all its weights in one",
+    ),
+    (["--ranks", "1", "--slice", "0"], "--slice"),
     (["--ranks", "1", "--interface", "eth77"], "has no network interface 'eth77'"),
 ]
 """Options that make no sense, and what is said of them."""

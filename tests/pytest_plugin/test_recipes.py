@@ -651,7 +651,8 @@ def _recipes() -> dict[str, Recipe]:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        found[path.stem] = module.RECIPE
+        if not hasattr(module, "WORKFLOW"):  # other cases, of two programs
+            found[path.stem] = module.RECIPE
     return found
 
 

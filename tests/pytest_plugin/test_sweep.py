@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from d5suite.backends import discover
 from d5suite.cases.case import Settings
 from d5suite.cases.problem import Problem, ProblemCase
+from d5suite.cases.recipe import Preset, Recipe
+from d5suite.cases.workflow import Component, Coupling, Workflow
 from d5suite.errors import ConfigurationError
+from d5suite.measurements.distributed.workflow import WorkflowMakespan
+from d5suite.optimizers.settings import SGD
 from d5suite.pytest_plugin.sweep import Point, check_options
 from d5suite.report.reading import load_results
 from tests.conftest import plugin_environment
@@ -46,6 +51,7 @@ def test_values_are_read_by_knob() -> None:
         (["threads=1,"], {}, "not a whole number from 1 on"),
         (["batch-size=²"], {}, "not a whole number from 1 on"),
         (["precision=fp31"], {}, "there is no precision 'fp31'"),
+        (["placement=mixed"], {}, "there is no placement 'mixed'"),
         (["threads=1,2"], {"args": ("--threads=2",)}, "--threads is given, too"),
         (["threads=1,2"], {"write_jobs": Path("jobs")}, "one setting"),
         ([f"threads={','.join(map(str, range(1, 300)))}"], {}, "299 points are more than 256"),
@@ -103,3 +109,43 @@ def test_an_interrupted_sweep_keeps_what_is_measured(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout
     (bench,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
     assert bench["param"] == "torch@batch-size=4" and bench["extra_info"]["d5suite"]["batch_size"] == 4
+
+
+def test_images_of_a_swept_size_are_those_of_the_job(tmp_path: Path) -> None:
+    recipe = Recipe(
+        "small",
+        "resnet18",
+        "imagenet",
+        SGD(learning_rate=0.1),
+        {"smoke": Preset(image_size=32, batch_size=2, classes=10)},
+    )
+    (values,) = check_options(config("image-size=40,48")).values()
+    backend: Any = SimpleNamespace(reduced="")
+    sizes = [recipe.sized_preset(backend, Settings(image_size=each))[1].image_size for each in (None, *values)]
+    assert sizes == [32, 40, 48]
+    point = Point({"image-size": 48}, Settings(image_size=48), {"image-size": 40})
+    selection: Any = SimpleNamespace(backend=backend)
+    assert point.why_not(recipe, selection) is None
+    digits = replace(recipe, dataset="digits")
+    assert "no image-size to sweep" in str(point.why_not(digits, selection))
+
+
+def test_a_workflow_is_swept_over_couplings_placements_and_buffers() -> None:
+    workflow = Workflow(
+        "heat", (Component("giving", "heat"), Component("taking", "online_training")),
+        (Coupling("snapshots", "giving", "taking", capacity=4),), {"smoke": 2}, kinds=("memory", "files"),
+    )  # fmt: skip
+    wanted = Settings(coupling="memory", placement="interleaved", capacity=8)
+    memory, files = (each.at(wanted)[0] for each in workflow.variants())
+    assert (memory.placement, memory.couplings[0].capacity) == ("interleaved", 8)
+    settings, selection = Settings(coupling="memory"), cast(Any, SimpleNamespace(backend=None))
+    found = [each.why_excluded(WorkflowMakespan, settings, Path()) for each in (memory, files)]
+    assert found == [None, "--sweep measures the coupling memory at this point"]
+    assert workflow.variants()[0].at(Settings())[0].couplings[0].capacity == 4
+    with pytest.raises(ConfigurationError, match="there is no coupling 'pigeons'"):
+        next(iter(workflow.tests())).cases(Settings(coupling="pigeons"))
+    point = Point({"coupling": "files"}, Settings(coupling="files"), {"coupling": "memory"})
+    assert point.why_not(memory, selection) is None
+    fixed = replace(workflow, couplings=[replace(workflow.couplings[0], kind="memory")])
+    (own,) = (test.cases(settings)[0] for test in fixed.tests())
+    assert "has no coupling to sweep" in str(point.why_not(own, selection))

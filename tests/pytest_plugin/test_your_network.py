@@ -156,6 +156,7 @@ def test_variables_of_a_framework_are_recorded_where_the_user_sets_them(
 ) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     monkeypatch.setenv("TORCH_TOKEN", "secret")
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)  # other tests set it in this process
     done = _measure(
         tmp_path, "--network", str(pair), "--backend", "torch", "-k", "inference", "--benchmark-json=o.json"
     )

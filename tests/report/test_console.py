@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from onnx import TensorProto, helper
 
 from d5suite.cli import main
 from d5suite.traces.hdf5 import write_hdf5
+from tests.report import planted
 from tests.report.test_odd_files import EVIL, is_harmless
 from tests.traces.made import call, trace_of
 
@@ -48,5 +50,17 @@ def test_names_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     regions = [replace(each, name=f"{each.name}{evil}") for each in trace.regions]
     write_hdf5(replace(trace, regions=regions, notes=(f"note{evil}",)), tmp_path / "t.h5")
     assert main(["trace", "analyze", str(tmp_path / "t.h5"), "--step", f"step{evil}"]) == 0
+    text = "".join(capsys.readouterr())
+    assert "\\x1b" in text and is_harmless(text)
+
+
+def test_names_of_a_machine_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = planted.machine(tmp_path / "machine.json")
+    content = json.loads(path.read_text())
+    for each in content["ceilings"]:
+        each |= {"level": f"{each.get('level', '')}{EVIL}", "agrees": False, "source": f"planted{EVIL}"}
+    path.write_text(json.dumps(content))
+    results = planted.result(tmp_path / "out.json", planted.bench(part=planted.layers()))
+    assert main(["roofline", str(results), "--machine", str(path)]) == 0
     text = "".join(capsys.readouterr())
     assert "\\x1b" in text and is_harmless(text)

@@ -78,3 +78,34 @@ def test_an_unknown_case_and_another_machine_are_refused(tmp_path: Path, capsys:
     assert "Cases: imagenet_resnet50" in capsys.readouterr().err
     assert main(["explain", str(path), "--machine", str(machine(tmp_path / "m.json", cpus=64))]) == 2
     assert "the machine file is of another machine: the number of CPUs" in capsys.readouterr().err
+
+
+def test_parts_of_a_step_that_the_profiler_slows_down_are_said_to_be(tmp_path: Path) -> None:
+    part = layers() | {"slowdown": 1.4, "plain_step_s": 0.1 / 1.4}
+    found = said(tmp_path, bench(part=part), options=("--machine", str(machine(tmp_path / "machine.json"))))
+    assert any(each.startswith("the profiler slows the step down 1.40 times") for each in found)
+    assert "61% of the step is in Conv, reaching at least 49% of the ceiling of arithmetic" in found
+    assert not any("would take" in each for each in found)  # of the time that the profiler added
+
+
+def test_more_than_a_ceiling_and_several_ceilings_are_told_as_such(tmp_path: Path) -> None:
+    options = ("--machine", str(machine(tmp_path / "machine.json", flops=30e9)))
+    found = said(tmp_path, bench(part=layers()), options=options)
+    assert any("1.64 times as fast as the ceiling of arithmetic: fewer operations are made" in each for each in found)
+    part = layers()
+    part["graph"]["conv1"] |= {"backward_flops": 0, "backward_bytes": 400_000_000}
+    found = said(tmp_path, bench(part=part), options=("--machine", str(machine(tmp_path / "machine.json"))))
+    assert any("of its ceilings, mostly that of memory" in each for each in found)
+
+
+def test_a_loader_that_shares_the_cpus_is_no_bound_by_itself(tmp_path: Path) -> None:
+    benches = [bench("input_pipeline", step_s=0.1), bench(step_s=0.1)]
+    for each in benches:
+        each["extra_info"]["d5suite"]["environment"]["cpu"]["allowed_cpus"] = [0]
+    assert any("each alone (1 CPU for both do 20 together): the loader is" in each for each in said(tmp_path, *benches))
+
+
+def test_a_gain_within_the_intervals_is_not_decided(tmp_path: Path) -> None:
+    found = said(tmp_path, bench(), bench(threads=2, step_s=0.0995))  # each interval is 1% to either side
+    (text,) = (each for each in found if each.startswith("2 threads"))
+    assert text == "2 threads give 1.01 times the rate of 1, but their intervals overlap, so another run may turn it"

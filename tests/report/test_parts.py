@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from matplotlib.patches import Rectangle
 
 from d5suite.cli import main
 from d5suite.measurements import discover
+from d5suite.measurements.tables import Column
 from d5suite.report.formats import figure as digits
 from d5suite.report.page.svg import drawing, inline
 from d5suite.report.parts import negative_parts
@@ -111,3 +113,25 @@ def test_a_negative_part_is_shown_left_of_zero_with_a_sentence(
     assert "update takes -0.4 ms: it is the difference of two medians" in " ".join(capsys.readouterr().out.split())
     assert main(["report", str(path), "-o", str(tmp_path / "x.html")]) == 0
     assert "update takes -0.4 ms" in (tmp_path / "x.html").read_text()
+
+
+def test_names_are_whole_beside_the_parts_of_a_step_and_a_column_without_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer times are of other measurements; their empty column took the room of the names."""
+    found = content()
+    found["d5suite"]["measurements"]["step_breakdown"] = discover()["step_breakdown"].describe()
+    found["benchmarks"] = [each for each in found["benchmarks"] if each["group"].endswith("/training_step")]
+    column = asdict(Column("in nodes", "layers.coverage", "percent"))
+    for bench in found["benchmarks"]:
+        bench["group"] = "imagenet_resnet50/step_breakdown"
+        passes = {"layers": {"columns": [column], "properties": {}}}
+        record(bench).update(measurement="step_breakdown", level=2, breakdown_s=PARTS, sum_over_step=1.0, passes=passes)
+        record(bench)["machine"]["disturbed"] = True
+    path = write(tmp_path / "x.json", found)
+    for columns, empty in ((80, False), (100, True)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main(["compare", "--tables", str(path)]) == 0
+        table = capsys.readouterr().out.partition("parts of a step")[0]
+        assert ("in nodes" in table) == empty
+        assert "\nstep_breakdown " in table and "\n  torch* " in table and max(map(len, table.splitlines())) <= columns

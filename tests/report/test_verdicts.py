@@ -445,6 +445,21 @@ def test_files_of_pytest_benchmark_are_compared(data: bool, tmp_path: Path, caps
     assert compared(capsys, base, other, code=5) == {}
 
 
+def test_two_unnamed_processors_are_told_apart_by_their_instructions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for name, flags in {"a": ["asimd"], "b": ["sve", "asimd"], "c": ["asimd"]}.items():
+        cpu = {"count": 2, "arch_string_raw": "aarch64", "flags": flags}
+        run = plain({"test_a": 1.0}) | {"machine_info": {"cpu": cpu, "machine": "aarch64", "system": "Linux"}}
+        files.append(write(tmp_path / f"{name}.json", run))
+    assert compared(capsys, files[0], files[1], code=5) == {}
+    assert main(["compare", str(files[0]), str(files[1])]) == 5
+    assert "asimd, sve" in " ".join(capsys.readouterr().out.split())
+    assert main(["compare", str(files[0]), str(files[2]), *QUIET]) == 0
+    assert "does not name the CPU's model" in " ".join(capsys.readouterr().out.split())
+
+
 def asv(results: dict[str, list[Any]], cpu: str = "X") -> str:
     columns = ["result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b",
                "stats_q_25", "stats_q_75", "stats_number", "stats_repeat", "samples", "profile"]  # fmt: skip

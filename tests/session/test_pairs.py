@@ -83,6 +83,9 @@ class Worker:
         self.given += taken
         return taken
 
+    def rest(self) -> None:
+        """It has no threads."""
+
     def finish(self) -> None:
         self.done = True
         self.pretence.events.append(f"{self.side} ends")

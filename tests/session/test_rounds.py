@@ -48,7 +48,10 @@ class Machine:
     resident : dict of str to int
         Bytes of a worker, by backend; else none.
     turns : list of str
-        Who has taken a turn, started, and was told that its turns have ended.
+        Who has taken a turn, started, was let run alone or beside others, waits for its first turn,
+        and was told that its turns have ended.
+    looks : int
+        How often the session looks at a worker until it has proved; 0 if workers ask nothing.
     """
 
     sample_s: Callable[[Worker, float], float | None]
@@ -57,6 +60,7 @@ class Machine:
     resident: dict[str, int] = field(default_factory=dict)
     now: float = 0.0
     turns: list[str] = field(default_factory=list)
+    looks: int = 0
 
 
 class Worker:
@@ -65,9 +69,9 @@ class Worker:
     machine: Machine
     is_late = False
 
-    def __init__(self, job: Job, path: Path, launch: Launch) -> None:
+    def __init__(self, job: Job, path: Path, launch: Launch, *, beside: bool) -> None:
         self.name, self.launch = path.name.split(".")[0], int(path.name.split(".")[1])
-        self.memory_bytes, self.died = launch.limits.memory_bytes, False
+        self.memory_bytes, self.died, self.asks = launch.limits.memory_bytes, False, ""
         self.begin("")
 
     def begin(self, measurement: str) -> None:
@@ -102,6 +106,12 @@ class Worker:
     def rest(self) -> None:
         pass
 
+    pause = resume = rest
+
+    def let(self) -> None:
+        self.machine.turns.append(f"{self.name} {self.asks}")
+        self.asks = ""
+
     def finish(self) -> None:
         self.machine.turns.append(f"{self.name} ends")
 
@@ -112,7 +122,7 @@ class Pretender:
     progress = provisional = None
 
     def __init__(self, machine: Machine, memory: int) -> None:
-        self.machine, self.settings = machine, Settings(memory_bytes=memory)
+        self.machine, self.settings = machine, Settings(memory_bytes=memory, threads=2)
         self.found: dict[tuple[str, str], MeasurementResult] = {}
 
     def sampling(self, wanted: Wanted) -> SamplingSettings:
@@ -138,6 +148,14 @@ class Pretender:
             return cast(Worker, start(job, Path(f"{name}.{launch}.job.json"), 60.0))
 
         worker = started()
+        for asked in ("alone", "beside", "alone") if self.machine.looks else ():
+            worker.asks = asked
+            while worker.asks:
+                yield "", cast(TurnWorker, worker)
+            for _ in range(self.machine.looks if asked == "beside" else 0):
+                yield "", cast(TurnWorker, worker)
+        if self.machine.looks:
+            self.machine.turns.append(f"{name} is ready")
         for place, each in enumerate(batch):
             worker.begin(each.measurement.name)
             if self.machine.resident.get(name, 0) > worker.memory_bytes:
@@ -189,6 +207,7 @@ def run(
     session = Pretender(machine, memory)
     monkeypatch.setattr(Worker, "machine", machine, raising=False)
     monkeypatch.setattr("d5suite.session.rounds.TurnWorker", Worker)
+    monkeypatch.setattr("d5suite.session.turns.run_beside", lambda workers: None)
     monkeypatch.setattr("d5suite.session.rounds.free_memory", lambda device: {"in this machine's memory": free})
     jobs = [[Wanted(recipe(), find(each), select(name)) for each in MEASUREMENTS] for name in names]
     with contextlib.suppress(KeyboardInterrupt):
@@ -234,6 +253,39 @@ def test_slow_float64_is_proved_after_the_others(monkeypatch: pytest.MonkeyPatch
     machine = Machine(steady)
     run(monkeypatch, machine, names=("jax", "torch", "mxnet"))
     assert [each for each in machine.turns if each.endswith("starts")] == [f"{each} starts" for each in NAMES]
+
+
+def test_two_prove_at_once_but_nobody_stops_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(steady, looks=3)
+    assert not failures(run(monkeypatch, machine))
+    told = machine.turns.index
+    assert told("mxnet starts") < told("torch is ready") < told("mxnet alone")
+    assert told("mxnet beside") < told("jax alone") < told("jax beside") < told("mxnet is ready")
+    assert max(map(told, ("torch is ready", "mxnet is ready", "jax is ready"))) < told("torch")  # then they take turns
+
+
+def test_the_first_of_a_preset_proves_before_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes their references. A backend at the reduced size shares none."""
+    machine = Machine(lambda worker, now: 1.0, looks=3)
+    run(monkeypatch, machine, names=("deep500", "torch", "mxnet"))
+    told = machine.turns.index
+    assert told("deep500 is ready") < told("torch beside") < told("mxnet alone") < told("torch is ready")
+    assert told("torch is ready") < told("mxnet beside")
+
+
+@pytest.mark.parametrize("resident", [100, 250])
+def test_two_prove_at_once_only_if_memory_has_room_for_both(resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(steady, looks=3, resident=dict.fromkeys(NAMES, resident))
+    run(monkeypatch, machine, memory=1000)
+    told = machine.turns.index
+    assert (told("jax alone") < told("mxnet is ready")) == (resident == 100)
+
+
+def test_workers_with_many_threads_prove_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("d5suite.session.rounds.SHARED_THREADS", 1)
+    machine = Machine(steady, looks=3)
+    run(monkeypatch, machine)
+    assert machine.turns.index("mxnet is ready") < machine.turns.index("jax alone")
 
 
 def test_what_drifts_in_time_changes_neither_ranks_nor_ratios(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,11 @@ import pytest
 from d5suite.backends import select
 from d5suite.cases.case import Settings
 from d5suite.cases.problem import Problem, ProblemCase
+from d5suite.cases.recipe import Preset, Recipe
 from d5suite.job import Job, Result, result_path
 from d5suite.launch.base import Outcome
 from d5suite.measurements import find
+from d5suite.optimizers.settings import SGD
 from d5suite.session import Session
 from d5suite.session.attempts import read_result
 from d5suite.session.results import Wanted
@@ -87,3 +89,19 @@ def test_a_rank_that_leaves_no_result_costs_nothing_that_is_finished(tmp_path: P
     Result(phase="measuring some/lost", references={"some/finished": "torch"}).save(result_path(path))
     outcome, result = read_result(Outcome(False, "rank 1 of 2 on here died of SIGKILL", "", rank=1), path)
     assert outcome.rank == 1 and result.references == {"some/finished": "torch"}
+
+
+def test_a_course_proves_only_courses_of_its_own_batch_size(tmp_path: Path) -> None:
+    """``d5suite tune --batch-sizes`` has several in one session, which train on other images."""
+    recipe = Recipe("r", "lenet5", "digits", SGD(learning_rate=0.1), {"smoke": Preset(32, 8, 10)})
+    session = Session(Settings(jobs=tmp_path, batch_size=8))
+
+    def case(own: Session, backend: str) -> Any:
+        return Job.load(own.write([Wanted(recipe, find("training_step"), select(backend))])).cases[0]
+
+    first = case(session, "torch")
+    assert case(session, "torch:stock").peers == [first.trajectory]
+    larger = session.varied(batch_size=16)
+    assert case(larger, "torch:stock").peers == []
+    assert case(larger, "torch").trajectory != first.trajectory
+    session.close()

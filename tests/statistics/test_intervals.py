@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.special import bdtr
 
@@ -42,6 +42,7 @@ def test_more_confidence_never_narrows_the_interval(samples: list[float], one: f
 
 
 @given(times, confidences)
+@example([1.0] * 6 + [5.0] * 4, 0.875)
 def test_an_interpolated_interval_lies_in_that_of_whole_samples(samples: list[float], confidence: float) -> None:
     (low, high), (lower, higher) = interpolated_interval(samples, confidence), median_interval(samples, confidence)
     around = np.median(samples) * np.array([1 - 1e-12, 1 + 1e-12])

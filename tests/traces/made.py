@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from d5suite.traces.events import CollectiveOp, Comm, Events, Kind, Location, Region, Trace
+import numpy as np
+
+from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, Events, Kind, Location, Region, Trace
 
 REGIONS = [
     Region("step"),
@@ -70,4 +72,39 @@ def trace_of(*ranks: Sequence[Row]) -> Trace:
         REGIONS,
         [Comm("MPI_COMM_WORLD", tuple(range(len(ranks))))],
         [Events.from_rows(rows) for rows in ranks],
+    )
+
+
+def steps_of_ranks(events: int, *, ranks: int = 4, layers: int = 22) -> Trace:
+    """About so many events: steps of layers, of random lengths, and an all-reduce.
+
+    A step is ``layers`` regions of 1 to 9 µs; the rank that is last in it makes the others wait.
+    """
+    per_step = 2 + 2 * layers + 3
+    steps = events // ranks // per_step
+    took = np.random.default_rng(0).integers(1_000, 9_000, (ranks, steps, layers))
+    ready = took.sum(axis=2) + 100 * layers
+    begin = np.concatenate([[0], np.cumsum(ready.max(axis=0) + 20_000)[:-1]])
+    last = begin + ready.max(axis=0) + 10_000
+    of_rank = []
+    for rank in range(ranks):
+        columns = {name: np.full((steps, per_step), -1, kind) for name, kind in COLUMNS.items()}
+        columns["sent"][:] = columns["received"][:] = 0
+        time, kind, region = columns["time"], columns["kind"], columns["region"]
+        inner = begin[:, None] + np.cumsum(took[rank] + 100, axis=1)
+        time[:, 0], time[:, 1 : 1 + 2 * layers : 2], time[:, 2 : 2 + 2 * layers : 2] = begin, inner - took[rank], inner
+        time[:, -4], time[:, -3:] = begin + ready[rank], last[:, None]
+        kind[:], kind[:, 2 : 2 + 2 * layers : 2] = Kind.ENTER, Kind.LEAVE
+        kind[:, -3:] = Kind.COLLECTIVE, Kind.LEAVE, Kind.LEAVE
+        region[:, 0], region[:, -4:] = 0, (1, CollectiveOp.ALLREDUCE, 1, 0)
+        region[:, 1 : 1 + 2 * layers : 2] = region[:, 2 : 2 + 2 * layers : 2] = np.arange(2, 2 + layers)
+        columns["communicator"][:, -3] = 0
+        columns["sent"][:, -3] = columns["received"][:, -3] = 4096
+        of_rank.append(Events(*(each.ravel() for each in columns.values())))
+    regions = [Region("step"), Region("MPI_Allreduce", "coll_all2all", True)]
+    return Trace(
+        [Location("main", f"rank {rank}", "host") for rank in range(ranks)],
+        [*regions, *(Region(f"layer {number}") for number in range(layers))],
+        [Comm("world", tuple(range(ranks)))],
+        of_rank,
     )

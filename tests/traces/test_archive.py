@@ -18,6 +18,7 @@ from d5suite.errors import TraceError
 from d5suite.traces.archive import read_archive, write_archive
 from d5suite.traces.chrome import write_chrome
 from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, Events, Kind, Location, MetricSeries, Region, Trace
+from d5suite.traces.reading import read_trace
 from tests.traces.made import call, collective, irecv, irecv_request, isend, isend_complete, recv, send, trace_of
 
 otf2: Any = pytest.importorskip("otf2")
@@ -185,6 +186,11 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="holds 2 OTF2 archives") as told:
         read_archive(two)
     assert "again.otf2, traces.otf2" in str(told.value)
+    write_archive(whole(), tmp_path / "runs" / "second")
+    shutil.copytree(tmp_path / "one", tmp_path / "runs" / "first")
+    with pytest.raises(TraceError, match="holds 2 traces") as told:
+        read_trace(tmp_path / "runs")
+    assert str(Path("first", "traces.otf2")) in str(told.value)
 
 
 @pytest.mark.parametrize("name", ["traces.otf2", "traces.def", "traces/0.evt"])

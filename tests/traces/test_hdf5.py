@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import numpy as np
 import pytest
 
 from d5suite.cli import main
+from d5suite.report.timeline.write import page
+from d5suite.traces.analysis import analyse
 from d5suite.traces.events import COLUMNS, CollectiveOp, MetricSeries, Region, Trace
 from d5suite.traces.hdf5 import read_hdf5, write_hdf5
-from tests.traces.made import call, collective, recv, send, trace_of
+from tests.traces.made import call, collective, recv, send, steps_of_ranks, trace_of
 
 
 def made() -> Trace:
@@ -77,3 +81,38 @@ def test_what_is_no_trace_is_one_clear_error(tmp_path: Path, capsys: pytest.Capt
     with h5py.File(path, "r+") as file:
         file["events/0/region"][0] = 99
     assert "an event is in a region that is not defined" in said()
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+    """Planted: no file may grow beyond 4 KiB."""
+    pytest.importorskip("otf2")
+    pytest.importorskip("resource")
+    write_hdf5(steps_of_ranks(20_000), tmp_path / "trace.h5")
+    before = sorted(tmp_path.rglob("*"))
+    code = (
+        "import resource, sys\n"
+        "from d5suite.cli import main\n"
+        "main(['trace', 'analyze', sys.argv[1]])\n"
+        "sys.dont_write_bytecode = True  # Python would keep a compiled module that is cut off\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "print('codes', *(main(['trace', 'convert', sys.argv[1], '-o', name]) for name in sys.argv[2:]))\n"
+    )
+    outputs = [str(tmp_path / name) for name in ("archive", "again.h5", "trace.json")]
+    words = [sys.executable, "-c", code, str(tmp_path / "trace.h5"), *outputs]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert "codes 2 2 2" in done.stdout, done.stdout + done.stderr
+    assert done.stderr.count("cannot be written") == 3 and "Traceback" not in done.stderr, done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_ten_million_events_are_read_analysed_and_shown(tmp_path: Path) -> None:
+    path = tmp_path / "trace.h5"
+    trace = steps_of_ranks(10_000_000)
+    events, ticks = len(trace), trace.end - trace.begin
+    write_hdf5(trace, path)
+    found = analyse(read_hdf5(path))
+    assert events > 9_900_000 and len(found.trace) == events
+    for rank in found.ranks:
+        assert rank.computing + rank.waiting + rank.communicating + rank.outside == ticks
+    assert len(page(found, title="many")) < 100_000_000

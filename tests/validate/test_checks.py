@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from d5suite.errors import ConfigurationError, ValidationError
+from d5suite.errors import ConfigurationError, JobError, ValidationError
 from d5suite.levels import network as level1
 from d5suite.levels import training as level2
 from d5suite.levels.contract import ContractError
@@ -330,6 +330,18 @@ def test_training_runs_survive_the_disk(tmp_path: Path, batch: tuple[np.ndarray,
     assert list(again.parameters) == list(found.parameters)
     assert all(np.array_equal(again.parameters[k], found.parameters[k]) for k in found.parameters)
     assert [p.name for p in tmp_path.iterdir()] == ["t.h5"]
+
+
+def test_parameters_of_a_saved_run_are_read_when_they_are_needed(
+    tmp_path: Path, batch: tuple[np.ndarray, np.ndarray]
+) -> None:
+    path = tmp_path / "t.h5"
+    save_runs(path, "hand", train(HandTrainer(HandExecutor(), SGD(0.5)), [batch] * 2))
+    (run,) = load_runs(path)[0].values()
+    path.unlink()
+    assert len(run.losses) == 2
+    with pytest.raises(JobError, match=r"t\.h5: cannot read the training run"):
+        run.parameters["fc.bias"]
 
 
 def test_the_oracle_agrees_with_onnxruntime_and_with_itself() -> None:

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,9 @@ import pytest
 
 from d5suite.errors import JobError
 from d5suite.files import PendingFile, atomic_path, write_json
-from d5suite.job import Job, result_path
+from d5suite.job import Job, Result, result_path
+from d5suite.launch.base import Launch, Limits
+from d5suite.launch.turns import TurnWorker, run_beside
 from tests.conftest import plugin_environment, run_several
 
 
@@ -196,3 +199,53 @@ with atomic_path(PendingFile(Path(sys.argv[1])).temporary):
     other.commit()
     PendingFile(path).discard()
     assert list(tmp_path.iterdir()) == [path]
+
+
+LIAR = """#!{python}
+import sys
+from d5suite.worker import turns
+turns.Channel.run = lambda self, how: None
+from d5suite.worker.__main__ import main
+sys.exit(main(sys.argv[3:]))
+"""
+"""A worker that does not ask to be alone."""
+
+
+def beside(tmp_path: Path, content: dict[str, Any], python: Path | None = None) -> TurnWorker:
+    """Start a worker that may run beside others."""
+    path = tmp_path / "hand.job.json"
+    path.write_text(json.dumps(content))
+    ours = {"PYTHONPATH": plugin_environment()["PYTHONPATH"]}
+    launch = Launch(Limits(300.0, sys.maxsize), None if python is None else str(python), environment=ours)
+    return TurnWorker(Job.load(path), path, launch, beside=True)
+
+
+def test_a_worker_asks_to_be_alone_when_it_measures(tmp_path: Path, job: dict[str, Any]) -> None:
+    asked = []
+    with contextlib.closing(beside(tmp_path, job)) as worker:
+        while (key := worker.ready()) == "":
+            if worker.asks:
+                phase = json.loads(result_path(worker.path).read_text())["phase"]
+                asked.append((worker.asks, phase))
+                worker.let()
+            else:
+                run_beside([worker])
+        assert key == "by_hand/inference", worker.log.read_text()
+    assert asked == [
+        ("alone", "starting the framework"),
+        ("beside", "taking the memory pass of by_hand/inference"),
+        ("alone", "validating by_hand/inference"),
+    ]
+
+
+def test_a_worker_that_would_measure_beside_others_is_seen(tmp_path: Path, job: dict[str, Any]) -> None:
+    python = tmp_path / "python"
+    python.write_text(LIAR.format(python=sys.executable))
+    python.chmod(0o755)
+    with contextlib.closing(beside(tmp_path, job, python)) as worker:
+        while worker.ready() is not None:
+            run_beside([worker])
+        result = Result.load(result_path(worker.path))
+    assert not result.measurements
+    said = result.failures["by_hand/inference"].message
+    assert said == "the first call of by_hand/inference was to be measured while other workers run"

@@ -18,6 +18,7 @@ BACKEND = Backend(
     requires=("deep500", "jinja2", "networkx", "six", "tqdm"),
     distributions=("deep500",),
     install="pip install 'd5suite[deep500]'",
+    variables=("NUMPY_MADVISE_HUGEPAGE",),
     modes={
         "vectorised": "deep500's NumPy operators, graph executor and optimizers; custom convolution and pooling",
         "reference": "deep500's own convolution and pooling too, which loop in Python: for networks up to LeNet-5",

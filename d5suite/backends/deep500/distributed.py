@@ -1,15 +1,16 @@
 """Level 3 on deep500, whose gradients and weights are NumPy arrays.
 
-Imports NumPy, `d5suite.levels` and this adapter's `training`.
+Imports NumPy, `d5suite.distributed`, `d5suite.levels` and this adapter's `training`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from d5suite.backends.deep500.training import Trainer
+from d5suite.distributed.order import in_turn
 from d5suite.levels import distributed
 from d5suite.levels.distributed import Buffers, owned
 from d5suite.levels.network import Native
@@ -20,6 +21,24 @@ class Replica(distributed.Replica):
 
     trainer: Trainer
     shares_memory = True
+
+    def gradients_across(
+        self, feed: Native, means: Callable[[Sequence[str]], Mapping[str, np.ndarray]]
+    ) -> tuple[Native, Buffers]:
+        """Update each node's parameters before the node runs."""
+        trainer = self.trainer
+        if not trainer.updates_parts:
+            return super().gradients_across(feed, means)
+        network = trainer.executor.trained().network
+        before = in_turn(self.names, lambda names, last: trainer.apply_part(self.native(means(names)), last))
+        network.before_node = before
+        try:
+            answer = trainer.gradients(feed)
+        finally:
+            network.before_node = None
+        before(self.names)
+        _, loss = trainer.executor.network.require_loss()
+        return {loss: answer[loss]}, self.buffers({name: answer[name] for name in self.names})
 
     def buffers(self, values: Native) -> Buffers:
         return owned(values)

@@ -13,10 +13,14 @@ from typing import Any
 
 from d5suite.backends.deep500.network import Executor
 from d5suite.backends.deep500.repairs import deep500
-from d5suite.levels.profile import OPTIMIZER, LayerTime, Profile
+from d5suite.levels.profile import OPTIMIZER, LayerTime, Profile, seconds_per_step
 from d5suite.levels.training import Trainer
 
 _METHOD = "a clock around each node's Python operator: wall time, BLAS threads included"
+
+_GRAPH = "deep500's graph"
+"""Key in `Profile.other`: a pass's time between operators. It looks up tensors, adds gradients up
+and stores them."""
 
 _Times = dict[tuple[str, str], list[float]]
 """Durations by node and direction."""
@@ -49,19 +53,19 @@ def profile(executor: Executor, step: Callable[[], None], steps: int, folder: Pa
     times: _Times = {}
     passes: list[float] = []
     with contextlib.ExitStack() as changed:
-        for graph in (executor.inference, executor.training):
+        graphs = {"inference": executor.inference, "inference_and_backprop": executor.training}
+        for call, graph in graphs.items():
             if graph is not None:
                 changed.enter_context(_operators_timed(graph.network, times))
-        if trainer is not None:
-            changed.enter_context(_passes_timed(executor.training, passes))
-        start = perf_counter()
-        for _ in range(steps):
-            step()
-        step_seconds = (perf_counter() - start) / steps
+                changed.enter_context(_passes_timed(graph, call, passes))
+        step_seconds = seconds_per_step(step, steps)
     layers = tuple(
         LayerTime((name,), direction, sum(each) / steps, len(each) / steps) for (name, direction), each in times.items()
     )
-    other = {OPTIMIZER: step_seconds - sum(passes) / steps} if trainer is not None else {}
+    inside = sum(passes) / steps
+    other = {_GRAPH: max(0.0, inside - sum(each.seconds for each in layers))}
+    if trainer is not None:
+        other[OPTIMIZER] = step_seconds - inside
     return Profile(layers, other, step_seconds, _METHOD)
 
 
@@ -84,9 +88,9 @@ def _operators_timed(network: Any, times: _Times) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _passes_timed(graph: Any, passes: list[float]) -> Iterator[None]:
-    """Time the training graph's passes: the rest of a training step is the optimizer's."""
-    own = graph.inference_and_backprop
+def _passes_timed(graph: Any, call: str, passes: list[float]) -> Iterator[None]:
+    """Time a graph's passes: the rest of a training step is the optimizer's."""
+    own = getattr(graph, call)
 
     def timed(*arguments: Any) -> Any:
         start = perf_counter()
@@ -94,8 +98,8 @@ def _passes_timed(graph: Any, passes: list[float]) -> Iterator[None]:
         passes.append(perf_counter() - start)
         return result
 
-    graph.inference_and_backprop = timed
+    setattr(graph, call, timed)
     try:
         yield
     finally:
-        del graph.inference_and_backprop
+        delattr(graph, call)

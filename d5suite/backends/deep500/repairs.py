@@ -86,10 +86,13 @@ def _forward(network: Any) -> list[_Pass]:
     """
     passes = []
     nodes = network.graph.nodes
+    before = getattr(network, "before_node", None)  # a caller's, who changes variables while nodes run
     for name in network.nodes_sorted_fwd:
         operator, node = nodes[name]["custom_op"], nodes[name]["operator"]
         if not isinstance(operator, deep500.CustomPythonOp):
             raise TypeError(f"node {name!r} is not a Python operator")
+        if before is not None:
+            before(node.input)
         inputs = [network.variables[key] for key in node.input]
         found = operator.forward(*inputs)
         outputs = [found] if operator.num_outputs == 1 else list(found)

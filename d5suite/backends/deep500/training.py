@@ -178,6 +178,25 @@ class Trainer(training.Trainer):
         self._optimizer.step([])
         self._steps += 1
 
+    @property
+    def updates_parts(self) -> bool:
+        """Whether some parameters can be updated without the others: clipping needs all."""
+        return not self.optimizer.clip_norm
+
+    @np.errstate(all="ignore")
+    def apply_part(self, gradients: Native, last: bool) -> None:
+        """Update some parameters; with the last ones the update counts."""
+        network = self.executor.trained().network
+        pairs = [(name, f"{name}_grad") for name in gradients]
+        network.grad_names = {self._loss: pairs, "loss": pairs}
+        for name, source in pairs:
+            network.feed_tensor(source, gradients[name])
+        made = getattr(self._optimizer, "t", 0)  # Adam's count
+        self._optimizer.step([])
+        if not last:
+            self._optimizer.t = made
+        self._steps += last
+
     def _change_rate(self, rate: float) -> None:
         self._optimizer.lr = rate
 

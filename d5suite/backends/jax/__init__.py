@@ -60,6 +60,8 @@ BACKEND = Backend(
         "scheme:horovod": "Horovod has no extension for JAX",
         "scheme:sharded:eager": "one program over all processes is made by jit",
         "early gradients": "a compiled program returns all its results together",
+        "cross barrier": "a compiled program takes all its parameters together, before it computes anything",
+        "shared gradients": "JAX arrays cannot be written: gradients and weights are copied for messages",
         "loader": "JAX has no image loader; its users use another framework's",
     },
 )

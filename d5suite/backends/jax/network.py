@@ -20,7 +20,7 @@ from jax import lax
 from d5suite.backends.jax import runtime
 from d5suite.backends.jax.operators import OPERATORS, Context
 from d5suite.levels import network as level
-from d5suite.levels.attribution import labels
+from d5suite.levels.attribution import labels, no_scope
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
 from d5suite.network.nodes.layouts import channels_last, weight_layouts
@@ -34,12 +34,6 @@ ArrayTree = dict[str, jax.Array]
 
 Scope = Callable[[str], AbstractContextManager[Any]]
 """Returns the scope of a node or of the update, from its name."""
-
-_NO_SCOPE: AbstractContextManager[None] = nullcontext()
-
-
-def _no_scope(name: str) -> AbstractContextManager[None]:
-    return _NO_SCOPE
 
 
 class Executor(level.Executor):
@@ -77,7 +71,7 @@ class Executor(level.Executor):
             statistics = {name: self.native(name, network.initializers[name]) for name in network.statistics}
             key = jax.device_put(runtime.initial_key(), self.native_device) if random else None
         self.state: tuple[ArrayTree, jax.Array | None] = (statistics, key)
-        self.scope_of: Scope = _no_scope if mode == "eager" else jax.named_scope
+        self.scope_of: Scope = no_scope if mode == "eager" else jax.named_scope
         self._forward = self.compiled(self._run)
         self._gradient = self.compiled(self.gradient)
         self._scale = np.float32(GRADIENT_SCALE) if precision == "fp16" else None

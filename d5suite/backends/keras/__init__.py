@@ -65,6 +65,8 @@ BACKEND = Backend(
         "normalise by the batch of all ranks",
         "scheme:horovod:jax": "Horovod has no extension for JAX",
         "early gradients": "a compiled gradient returns its results together, and so does torch.autograd.grad",
+        "cross barrier": "a compiled step takes all its parameters together, before it computes anything",
+        "shared gradients": "tensors of TensorFlow and JAX cannot be written: gradients are copied for messages",
         "loader:tfrecord": "Keras cannot read TFRecord files; its users take TensorFlow's loader, see there",
         "loader:recordio": "Keras cannot read RecordIO files",
         "custom": "Keras has no custom operators of its own: see its backends' adapters",

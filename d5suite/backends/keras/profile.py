@@ -5,30 +5,17 @@ Imports the chosen backend late, `d5suite.errors`, `d5suite.levels` and this ada
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from d5suite.backends.keras.network import Executor, ScopedModel
 from d5suite.backends.keras.training import Trainer
 from d5suite.errors import BackendError
+from d5suite.levels import xplane
 from d5suite.levels.attribution import Interval, Owner, divided, labelled
-from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS, Profile
-from d5suite.levels.xplane import (
-    UNNAMED,
-    HloGraph,
-    Line,
-    Program,
-    dropped,
-    instructions,
-    kernels,
-    lines,
-    program_owners,
-    read_hlo,
-)
+from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS, Profile, seconds_per_step
 
 _METHODS = {
     "tensorflow": "TensorFlow's profiler: wall time of each kernel; where two threads run kernels, each counts half",
@@ -44,23 +31,16 @@ def profile(executor: Executor, step: Callable[[], None], steps: int, folder: Pa
     if executor.device != "cpu":
         raise BackendError("layer times of Keras are taken on the CPU only")
     read = {"tensorflow": _on_tensorflow, "jax": _on_jax, "torch": _on_torch}[executor.mode]
-    intervals, owners, seconds, lost = read(executor, step, steps, folder, trainer)
+    intervals, owners, seconds, warnings = read(executor, step, steps, folder, trainer)
     layers, other = divided(executor.network, intervals, owners, steps)
-    notes = (UNNAMED,) if executor.mode == "jax" else ()
-    return Profile(layers, other, seconds, _METHODS[executor.mode], lost, notes)
+    notes = (*warnings, *((xplane.UNNAMED,) if executor.mode == "jax" else ()))
+    return Profile(layers, other, seconds, _METHODS[executor.mode], xplane.dropped(warnings), notes)
 
 
 _Trainer = Trainer | None
 
-_Read = tuple[list[Interval], dict[str, Owner], float, int]
-"""The intervals, their owners, the seconds of a step, and the number of events lost."""
-
-
-def _seconds(step: Callable[[], None], steps: int) -> float:
-    begin = perf_counter()
-    for _ in range(steps):
-        step()
-    return (perf_counter() - begin) / steps
+_Read = tuple[list[Interval], dict[str, Owner], float, list[str]]
+"""The intervals, their owners, the seconds of a step, and the profiler's warnings."""
 
 
 def _update(trainer: Trainer | None) -> str:
@@ -72,41 +52,21 @@ def _on_tensorflow(
     executor: Executor, step: Callable[[], None], steps: int, folder: Path, trainer: Trainer | None
 ) -> _Read:
     import tensorflow as tf
+    from tensorflow.python.eager import context as eager
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     options = tf.profiler.experimental.ProfilerOptions(2, python_tracer_level=0, device_tracer_level=0)
     step()
     tf.profiler.experimental.start(str(folder), options)
     try:
-        seconds = _seconds(step, steps)
+        seconds = seconds_per_step(step, steps)
     finally:
         tf.profiler.experimental.stop()
     (path,) = folder.rglob("*.xplane.pb")
     space = xplane_pb2.XSpace.FromString(path.read_bytes())
-    found = lines(space)
-    return *kernels(found, _graph(found), _update(trainer)), seconds, dropped(space)
-
-
-_FUNCTION = re.compile(r"^(?:EagerLocalExecute: )?(__\w+?_\d+)(?::\w+)?$")
-"""The event of a traced function."""
-
-
-def _graph(found: Iterable[Line]) -> HloGraph:
-    """Return the operations of the functions that ran, before TensorFlow fused them."""
-    from tensorflow.python.eager import context as eager
-
-    graph: dict[str, tuple[str, list[str]]] = {}
-    waiting = [match.group(1) for line in found for each, _ in line if (match := _FUNCTION.match(each.what))]
-    seen = set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen or not eager.context().has_function(name):
-            continue
-        seen.add(name)
-        for node in eager.context().get_function_def(name).node_def:
-            graph[node.name] = node.op, [each.partition(":")[0] for each in node.input if not each.startswith("^")]
-            waiting += [value.func.name for value in node.attr.values() if value.func.name]
-    return graph
+    found = xplane.lines(space)
+    graph = xplane.function_graph(found, eager.context())
+    return *xplane.kernel_runs(found, graph, _update(trainer)), seconds, [*space.errors, *space.warnings]
 
 
 def _on_jax(executor: Executor, step: Callable[[], None], steps: int, folder: Path, trainer: _Trainer) -> _Read:
@@ -116,30 +76,12 @@ def _on_jax(executor: Executor, step: Callable[[], None], steps: int, folder: Pa
     options.python_tracer_level, options.host_tracer_level = 0, 2
     step()
     with jax.profiler.trace(str(folder), profiler_options=options):
-        seconds = _seconds(step, steps)
+        seconds = seconds_per_step(step, steps)
     (path,) = folder.rglob("*.xplane.pb")
-    found = [
-        [
-            (Interval(event.start_ns, event.start_ns + event.duration_ns, event.name), dict(event.stats))
-            for event in line.events
-        ]
-        for plane in jax.profiler.ProfileData.from_file(str(path)).planes
-        for line in plane.lines
-    ]
-    intervals, modules = instructions(found)
-    return intervals, program_owners(_programs(executor), modules, _update(trainer)), seconds, 0
-
-
-def _programs(executor: Executor) -> Iterator[tuple[str, Program]]:
-    """Yield JAX's compiled programs in the executor's precision."""
-    import jax
-
-    exact = executor.precision == "fp64"
-    for executable in jax.local_devices()[0].client.live_executables():
-        for module in executable.hlo_modules():
-            text = module.to_string()
-            if ("f64[" in text) == exact:
-                yield module.name, read_hlo(text)
+    intervals, modules = xplane.instructions(xplane.event_lines(jax.profiler.ProfileData.from_file(str(path)).planes))
+    programs = xplane.live_programs(jax.local_devices()[0].client, exact=executor.precision == "fp64")
+    owners = xplane.program_owners(programs, modules, _update(trainer))
+    return intervals, owners, seconds, xplane.warnings_of(path.read_bytes())
 
 
 _EVALUATE = "autograd::engine::evaluate_function: "
@@ -154,7 +96,7 @@ def _on_torch(executor: Executor, step: Callable[[], None], steps: int, folder: 
     with _labelled(trainer, made):
         step()
         with torch.profiler.profile(activities=[ProfilerActivity.CPU], acc_events=False) as recorded:
-            seconds = _seconds(step, steps)
+            seconds = seconds_per_step(step, steps)
     intervals = []
     until: dict[int, int] = {}
     for event in sorted(recorded.profiler.kineto_results.events(), key=lambda e: (e.start_ns(), -e.duration_ns())):
@@ -169,7 +111,7 @@ def _on_torch(executor: Executor, step: Callable[[], None], steps: int, folder: 
         )
         for what in {each.what for each in intervals}
     }
-    return intervals, owners, seconds, 0
+    return intervals, owners, seconds, []
 
 
 @contextmanager

@@ -72,8 +72,8 @@ BACKEND = Backend(
         *("MXNET_ENGINE_TYPE", "MXNET_CPU_WORKER_NTHREADS", "MXNET_CPU_PRIORITY_NTHREADS", "MXNET_OMP_MAX_THREADS"),
         *("MXNET_EXEC_BULK_EXEC_INFERENCE", "MXNET_EXEC_BULK_EXEC_TRAIN", "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"),
         *("MXNET_MKLDNN_ENABLED", "MXNET_MKLDNN_CACHE_NUM", "MXNET_SUBGRAPH_BACKEND", "MXNET_USE_FUSION"),
-        *("MXNET_OPTIMIZER_AGGREGATION_SIZE", "MXNET_BACKWARD_DO_MIRROR"),
-        *("MXNET_SAFE_ACCUMULATION", "MXNET_CUDNN_AUTOTUNE_DEFAULT"),
+        *("MXNET_OPTIMIZER_AGGREGATION_SIZE", "MXNET_BACKWARD_DO_MIRROR", "MXNET_EXEC_ENABLE_INPLACE"),
+        *("MXNET_SAFE_ACCUMULATION", "MXNET_CUDNN_AUTOTUNE_DEFAULT", "MXNET_USE_OPERATOR_TUNING"),
         *("MXNET_KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_REDUCTION_NTHREADS"),
     ),
     modes={
@@ -149,6 +149,7 @@ BACKEND = Backend(
     },
     absent={
         "loader:tfrecord": "MXNet cannot read TFRecord files",
+        "cross barrier": "a hybridized network takes all its parameters together, before it computes anything",
         "cuda": "MXNet is retired: PyPI's wheel is for the CPU, and the last CUDA wheel (mxnet-cu112) is for CUDA 11.2",
         "bf16": "MXNet 1.9.1 has bfloat16 in some operators only: on the CPU transpose corrupts the heap, dot fails",
         "fp16": "MXNet 1.9.1 has no float16 matrix product on the CPU: a convolution ends with 'FP16 gemm on cpu "

@@ -206,7 +206,7 @@ class Helpers:
             os._exit(1)
 
     def may_end(self) -> None:
-        """Expect them to end from now on."""
+        """Take the end of these processes for no failure from now on."""
         self._leaving = True
 
     def wait(self) -> None:

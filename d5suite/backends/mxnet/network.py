@@ -9,7 +9,6 @@ the blocks run as they are. Both share one set of Gluon parameters. Imports MXNe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from d5suite.backends.mxnet.operators import OPERATORS, Context
 from d5suite.backends.mxnet.operators.context import stored_in_blocks
 from d5suite.backends.mxnet.runtime import CONTEXTS, mx
 from d5suite.levels import network as level
-from d5suite.levels.attribution import labels
+from d5suite.levels.attribution import labels, no_scope
 from d5suite.levels.network import Arrays, Native
 from d5suite.network import Network
 from d5suite.network.nodes.schedule import by_name, check_statistics, schedule
@@ -235,7 +234,7 @@ class _Graph(mx.gluon.HybridBlock):
     def hybrid_forward(self, F: Any, *inputs: Any, **weights: Any) -> Any:
         """Run the nodes on arrays or, for tracing, on symbols."""
         values: dict[str, Any] = {**self._numbers, **weights, **dict(zip(self._inputs, inputs, strict=True))}
-        named = mx.name.Prefix if F is mx.sym else _no_scope
+        named = mx.name.Prefix if F is mx.sym else no_scope
         for operator, reads, node, dead, scope in self._steps:
             with named(f"{scope}_"):
                 values.update(by_name(node, operator(F, *[values.get(name) for name in reads])))
@@ -243,13 +242,6 @@ class _Graph(mx.gluon.HybridBlock):
                 del values[name]
         found = [values[name] for name in self._outputs]
         return found if len(found) > 1 else found[0]
-
-
-_NO_SCOPE: AbstractContextManager[None] = nullcontext()
-
-
-def _no_scope(name: str) -> AbstractContextManager[None]:
-    return _NO_SCOPE
 
 
 def _kept(node: str) -> str:

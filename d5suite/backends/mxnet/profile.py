@@ -9,7 +9,9 @@ Imports MXNet, `d5suite.levels` and the adapter's `network` and `runtime`.
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from d5suite.backends.mxnet.network import Executor
-from d5suite.backends.mxnet.runtime import mx
+from d5suite.backends.mxnet.runtime import configure, mx
 from d5suite.levels.attribution import Interval, Owner, divided, labelled
-from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS, Profile
+from d5suite.levels.network import Native
+from d5suite.levels.onednn import Repeated, kernels_by_owner, kernels_of, mark, step_begins
+from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS, Kernels, Profile, seconds_per_step
 from d5suite.levels.training import Trainer
 
 _METHOD = (
@@ -34,6 +38,13 @@ _OPERATOR_BY_OPERATOR = (
 
 _NO_OPERATORS = ("DeleteVariable", "SetValueOp", "CopyCPU2CPU", "ResourceParallelRandomSetSeed")
 """The engine's own events."""
+
+_BETWEEN = "waiting between operators"
+"""Key in `Profile.other`: MXNet calls back after each operator, waits, and starts the next one.
+Only a profiled step does."""
+
+_BACKWARD = "_backward_"
+"""Part of the names of operators of the backward pass."""
 
 
 class _Call(NamedTuple):
@@ -61,12 +72,9 @@ def profile(
         step()
         calls.clear()
         mx.profiler.set_state("run")
-        begin = time.perf_counter()
-        for _ in range(steps):
-            step()
-        seconds = (time.perf_counter() - begin) / steps
+        seconds = seconds_per_step(step, steps)
         mx.profiler.set_state("stop")
-        parts = {name: inner for block in executor.blocks for name, inner in _fused(block).items()}
+        parts = _all_fused(executor)
     mx.profiler.dump(finished=True)
     intervals, owners, lost = _joined(_events(path), calls, parts, trained=trainer is not None)
     layers, other = divided(executor.network, intervals, owners, steps)
@@ -74,14 +82,54 @@ def profile(
     return Profile(layers, other, seconds, method, lost)
 
 
+def kernels(executor: Executor, step: Callable[[], None], feed: Native, backward: bool, folder: Path) -> Kernels:
+    """Return oneDNN's kernels in a step; see `d5suite.levels.profile`.
+
+    MXNet has no switch for oneDNN's verbose output, so the step runs in a process of its own,
+    operator by operator. Each writes a mark when it has finished.
+    """
+    arrays = {name: array.astype(executor.network.dtypes[name]) for name, array in executor.fetch(feed).items()}
+    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    asked = Repeated(executor.network, executor.mode, executor.precision, threads, backward, arrays)
+    found = kernels_by_owner(asked.lines(__name__, folder), marks_follow=True)
+    parts = json.loads((folder / _PARTS).read_text(encoding="utf-8"))
+    owners = {name: Owner(_nodes(name, parts), _BACKWARD in name) for name in found}
+    return kernels_of(executor.network, found, owners)
+
+
+def _repeat(folder: Path) -> None:
+    """Make a step for `kernels`, and write of what fused operators are made."""
+    asked = Repeated.given()
+    configure(threads=asked.threads, seed=0, device="cpu")
+    executor = Executor(asked.network, mode=asked.mode, device="cpu", precision=asked.precision)
+    call = executor.forward_backward if asked.backward else executor.forward
+    feed = executor.feed(asked.arrays)
+    with _operator_by_operator(executor, mark):
+        for _ in range(2):
+            executor.synchronize()
+            step_begins()
+            call(feed)
+            executor.synchronize()
+        (folder / _PARTS).write_text(json.dumps(_all_fused(executor)), encoding="utf-8")
+
+
+_PARTS = "parts.json"
+
+
 @contextmanager
-def _operator_by_operator(executor: Executor) -> Iterator[list[_Call]]:
-    """Run the executor's graphs without bulks; yield the list of operators that have finished."""
+def _operator_by_operator(
+    executor: Executor, told: Callable[[str], object] = lambda name: None
+) -> Iterator[list[_Call]]:
+    """Run the executor's graphs without bulks; yield the list of operators that have finished.
+
+    ``told`` is called with the name of each.
+    """
     calls: list[_Call] = []
 
     def finished(name: bytes, op_type: bytes, _: Any) -> None:
         mx.nd.waitall()
         calls.append(_Call(name.decode(), op_type.decode(), time.time() * 1e6))
+        told(name.decode())
 
     blocks = executor.blocks
     before = [(block._active, block._flags, block._backend) for block in blocks]
@@ -128,6 +176,15 @@ def _fused(block: Any) -> dict[str, str]:
     }
 
 
+def _all_fused(executor: Executor) -> dict[str, str]:
+    return {name: inner for block in executor.blocks for name, inner in _fused(block).items()}
+
+
+def _nodes(name: str, parts: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the nodes that an operator computes, given of what fused ones are made."""
+    return tuple(sorted(set(labelled(parts.get(name.rpartition("_")[0], name)))))
+
+
 def _joined(
     events: list[Interval], calls: list[_Call], parts: Mapping[str, str], *, trained: bool
 ) -> tuple[list[Interval], dict[str, Owner], int]:
@@ -144,11 +201,17 @@ def _joined(
     intervals, owners, lost = [], {}, 0
     waiting = iter(events)
     event = next(waiting, None)
-    last = ""
+    last = first = ""
+    ended: float | None = None  # of the graph that runs
     for call in calls:
+        if call.name == first or (_BACKWARD in call.name) != (_BACKWARD in first):
+            first, ended = call.name, None  # another graph begins, or the same one again
         own = False
         while event is not None and event.end <= call.until:
             own = own or event.what == call.op_type
+            if ended is not None and event.start > ended:
+                intervals.append(Interval(ended, event.start, _BETWEEN))
+            ended = max(event.end, ended or 0.0)
             intervals.append(event._replace(what=call.name if event.what == call.op_type else f" {event.what}"))
             event = next(waiting, None)
         lost += not own and call.name.rpartition("_")[0] != last  # several outputs of one operator
@@ -157,7 +220,12 @@ def _joined(
         intervals.append(event._replace(what=f" {event.what}"))
         event = next(waiting, None)
     for each in intervals:
-        nodes = tuple(sorted(set(labelled(parts.get(each.what.rpartition("_")[0], each.what)))))
+        nodes = _nodes(each.what, parts)
         update = trained and not each.what.startswith(" _backward")
-        owners[each.what] = Owner(nodes, "_backward_" in each.what, OPTIMIZER if update else OTHER_OPERATORS)
+        other = _BETWEEN if each.what == _BETWEEN else OPTIMIZER if update else OTHER_OPERATORS
+        owners[each.what] = Owner(nodes, _BACKWARD in each.what, other)
     return [Interval(each.start * 1e3, each.end * 1e3, each.what) for each in intervals], owners, lost
+
+
+if __name__ == "__main__":
+    _repeat(Path(sys.argv[1]))

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import onnx
 
 from d5suite.backends.onnxruntime.network import Executor
-from d5suite.levels.profile import OTHER_OPERATORS, REORDERS, LayerTime, Profile
+from d5suite.levels.profile import OTHER_OPERATORS, REORDERS, LayerTime, Profile, seconds_per_step
 from d5suite.levels.training import Trainer
 from d5suite.network import Network, Node
 
@@ -35,10 +34,7 @@ def profile(executor: Executor, step: Callable[[], None], steps: int, folder: Pa
     optimized = folder / "optimized.onnx"
     with executor.profiled(folder / "profile", optimized) as session:
         step()
-        start = perf_counter()
-        for _ in range(steps):
-            step()
-        step_seconds = (perf_counter() - start) / steps
+        step_seconds = seconds_per_step(step, steps)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
     groups = _groups(executor.network, onnx.load(optimized, load_external_data=False).graph)
     begin = sorted(event["ts"] for event in events if event["name"] == "model_run")[-steps]

@@ -83,6 +83,8 @@ BACKEND = Backend(
         "scheme:parameter_server_strategy": "ParameterServerStrategy has one client, whose program schedules functions "
         "on workers; a rank, which steps on batches of its own, can be none of them",
         "early gradients": "a traced function returns all its results together",
+        "cross barrier": "a traced function takes all its parameters together, before it computes anything",
+        "shared gradients": "tensors cannot be written: gradients and weights are copied for messages",
         "Add:backward:fp16": "TensorFlow's CPU kernel sums a broadcast operand's gradient in float16: errors up to "
         "6e-3 over 180 terms, where 3.9e-3 is accepted",
         "loader:hdf5": "tf.data cannot read HDF5 files; tensorflow-io, which can, is a separate project",

@@ -6,7 +6,7 @@ Imports TensorFlow, NumPy, `d5suite.levels`, `d5suite.network` and this adapter'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from d5suite.backends.tensorflow.operators.context import (
     native_device,
 )
 from d5suite.levels import network as levels
-from d5suite.levels.attribution import labels
+from d5suite.levels.attribution import labels, no_scope
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
 from d5suite.network.nodes.layouts import Layout, channels_last, identity, weight_layouts
@@ -131,7 +131,7 @@ class Executor(levels.Executor):
         self._forward = self.compiled(self._run_forward)
         self._gradient = self.compiled(self._run_backward)
         self._asynchronous = is_asynchronous(device)
-        self.scope: Callable[[str], AbstractContextManager[Any]] = _no_scope if mode == "eager" else _traced_scope
+        self.scope: Callable[[str], AbstractContextManager[Any]] = no_scope if mode == "eager" else _traced_scope
 
     def _new_generator(self) -> Any:
         """Return a generator that follows TensorFlow's global seed."""
@@ -237,13 +237,6 @@ class Executor(levels.Executor):
     def synchronize(self) -> None:
         if self._asynchronous:
             tf.test.experimental.sync_devices()
-
-
-_NO_SCOPE: AbstractContextManager[None] = nullcontext()
-
-
-def _no_scope(name: str) -> AbstractContextManager[None]:
-    return _NO_SCOPE
 
 
 def _traced_scope(name: str) -> Any:

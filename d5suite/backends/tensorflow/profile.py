@@ -1,16 +1,18 @@
 """Layer times in TensorFlow: its own profiler, whose events have the scopes of nodes.
 
-Imports TensorFlow, `d5suite.errors`, `d5suite.levels` and this adapter's `network`.
+Imports TensorFlow, `d5suite.errors`, `d5suite.levels` and this adapter's `network` and `runtime`.
 """
 
 from __future__ import annotations
 
-import re
+import json
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.compiler.xla.service import hlo_pb2
@@ -21,26 +23,14 @@ from tensorflow.python.framework import op_callbacks
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from d5suite.backends.tensorflow.network import Executor
+from d5suite.backends.tensorflow.runtime import configure
 from d5suite.errors import BackendError
+from d5suite.levels import xplane
 from d5suite.levels.attribution import Interval, Owner, divided, innermost, labelled
-from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS, Profile
+from d5suite.levels.network import Native
+from d5suite.levels.onednn import Repeated, kernels_by_time, kernels_of, step_begins
+from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS, Kernels, Profile
 from d5suite.levels.training import Trainer
-from d5suite.levels.xplane import (
-    UNNAMED,
-    HloGraph,
-    Line,
-    Program,
-    dropped,
-    instructions,
-    is_backward,
-    kernels,
-    lines,
-    program,
-    program_owners,
-)
-
-_FUNCTION = re.compile(r"^(?:EagerLocalExecute: )?(__\w+?_\d+)(?::\w+)?$")
-"""The event of a traced function."""
 
 
 def profile(
@@ -49,12 +39,35 @@ def profile(
     """Return where the time of some steps went; see `d5suite.levels.profile`."""
     if executor.device != "cpu":
         raise BackendError("layer times of TensorFlow are taken on the CPU only")
+    found = _recorded(executor, step, steps, folder)
+    layers, other = divided(executor.network, found.intervals, found.owners, steps)
+    method = _METHODS.get(executor.mode, _METHODS["graph"])
+    warnings = (*found.space.errors, *found.space.warnings)
+    notes = (*warnings, *((xplane.UNNAMED,) if executor.mode == "xla" else ()))
+    return Profile(layers, other, found.seconds, method, xplane.dropped(warnings), notes)
+
+
+class _Recorded(NamedTuple):
+    """Some profiled steps; times of intervals are nanoseconds, ``begin_ns`` among them is 1970."""
+
+    intervals: list[Interval]
+    owners: dict[str, Owner]
+    seconds: float
+    space: Any
+    begin_ns: float
+
+
+def _recorded(executor: Executor, step: Callable[[], None], steps: int, folder: Path) -> _Recorded:
+    """Profile some steps."""
     options = tf.profiler.experimental.ProfilerOptions(2, python_tracer_level=0, device_tracer_level=0)
     with _annotated(executor) as forget:
         step()
         forget()
         tf.profiler.experimental.start(str(folder), options)
         try:
+            epoch = time.time_ns()
+            with tf.profiler.experimental.Trace(_BEGIN):
+                pass
             begin = perf_counter()
             for _ in range(steps):
                 step()
@@ -64,17 +77,57 @@ def profile(
             tf.profiler.experimental.stop()
     (path,) = folder.rglob("*.xplane.pb")
     space = xplane_pb2.XSpace.FromString(path.read_bytes())
-    found = lines(space)
+    found = xplane.lines(space)
+    began = next((each.start - epoch for line in found for each, _ in line if each.what == _BEGIN), 0.0)
     if executor.mode == "eager":
         intervals, owners = _annotations(found)
     else:
-        intervals, owners = kernels(found, _graph(found))
-        compiled, modules = instructions(found)
-        intervals, owners = [*intervals, *compiled], owners | program_owners(_programs(space), modules)
-    layers, other = divided(executor.network, intervals, owners, steps)
-    method = _METHODS.get(executor.mode, _METHODS["graph"])
-    notes = (*space.errors, *space.warnings, *((UNNAMED,) if executor.mode == "xla" else ()))
-    return Profile(layers, other, seconds, method, dropped(space), notes)
+        intervals, owners = xplane.kernel_runs(found, xplane.function_graph(found, eager.context()))
+        compiled, modules = xplane.instructions(found)
+        intervals, owners = [*intervals, *compiled], owners | xplane.program_owners(_programs(space), modules)
+    return _Recorded(intervals, owners, seconds, space, began)
+
+
+_BEGIN = "d5suite begins"
+
+
+def kernels(executor: Executor, step: Callable[[], None], feed: Native, backward: bool, folder: Path) -> Kernels:
+    """Return oneDNN's kernels in a step; see `d5suite.levels.profile`.
+
+    TensorFlow has no switch for oneDNN's verbose output, so the step runs in a process of its own,
+    one kernel after another. Each line of the output is joined to the kernel that ran at its time.
+    """
+    arrays = {name: array.astype(executor.network.dtypes[name]) for name, array in executor.fetch(feed).items()}
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
+    asked = Repeated(executor.network, executor.mode, executor.precision, threads, backward, arrays)
+    told = asked.lines(__name__, folder)
+    intervals = [Interval(*each) for each in json.loads((folder / _INTERVALS).read_text())]
+    owners = {what: Owner(tuple(nodes), *more) for what, (nodes, *more) in json.loads((folder / _OWNERS).read_text())}
+    return kernels_of(executor.network, kernels_by_time(told, intervals), owners)
+
+
+def _repeat(folder: Path) -> None:
+    """Make a step for `kernels`, and write when TensorFlow's kernels ran, and their owners."""
+    asked = Repeated.given()
+    configure(threads=asked.threads, seed=0, device="cpu")
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    executor = Executor(asked.network, mode=asked.mode, device="cpu", precision=asked.precision)
+    call = executor.forward_backward if asked.backward else executor.forward
+    feed = executor.feed(asked.arrays)
+
+    def step() -> None:
+        step_begins()
+        call(feed)
+        executor.synchronize()
+
+    step()
+    found = _recorded(executor, step, 1, folder)
+    shifted = [(each.start - found.begin_ns, each.end - found.begin_ns, each.what) for each in found.intervals]
+    (folder / _INTERVALS).write_text(json.dumps(shifted))
+    (folder / _OWNERS).write_text(json.dumps(list(found.owners.items())))
+
+
+_INTERVALS, _OWNERS = "intervals.json", "owners.json"
 
 
 @contextmanager
@@ -142,33 +195,17 @@ _METHODS = {
 }
 
 
-def _graph(found: Iterable[Line]) -> HloGraph:
-    """Return the operations of the functions that ran, before TensorFlow fused them."""
-    graph: dict[str, tuple[str, list[str]]] = {}
-    waiting = [match.group(1) for line in found for each, _ in line if (match := _FUNCTION.match(each.what))]
-    seen = set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen or not eager.context().has_function(name):
-            continue
-        seen.add(name)
-        for node in eager.context().get_function_def(name).node_def:
-            graph[node.name] = node.op, [each.partition(":")[0] for each in node.input if not each.startswith("^")]
-            waiting += [value.func.name for value in node.attr.values() if value.func.name]
-    return graph
-
-
-def _programs(space: Any) -> Iterator[tuple[str, Program]]:
+def _programs(space: Any) -> Iterator[tuple[str, xplane.Program]]:
     """Yield the compiled programs that a profile contains."""
     for plane in space.planes:
         for metadata in plane.event_metadata.values():
             for stat in metadata.stats:
                 if plane.stat_metadata[stat.metadata_id].name == "Hlo Proto":
                     proto = hlo_pb2.HloProto.FromString(stat.bytes_value)
-                    yield proto.hlo_module.name, program(proto.hlo_module)
+                    yield proto.hlo_module.name, xplane.program(proto.hlo_module)
 
 
-def _annotations(found: Iterable[Line]) -> tuple[list[Interval], dict[str, Owner]]:
+def _annotations(found: Iterable[xplane.Line]) -> tuple[list[Interval], dict[str, Owner]]:
     """Return the annotations of nodes and the operators outside of them, and their owners."""
     intervals: list[Interval] = []
     owners: dict[str, Owner] = {}
@@ -179,5 +216,9 @@ def _annotations(found: Iterable[Line]) -> tuple[list[Interval], dict[str, Owner
         intervals += innermost([*marked, *(each for each in operators if id(each) not in inside)])
     for what in {each.what for each in intervals}:
         other = OPTIMIZER if what == OPTIMIZER else OTHER_OPERATORS
-        owners[what] = Owner(tuple(sorted(set(labelled(what)))), is_backward(what), other)
+        owners[what] = Owner(tuple(sorted(set(labelled(what)))), xplane.is_backward(what), other)
     return intervals, owners
+
+
+if __name__ == "__main__":
+    _repeat(Path(sys.argv[1]))

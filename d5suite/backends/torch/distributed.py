@@ -1,17 +1,18 @@
 """Level 3 on PyTorch: gradients and weights as NumPy views of tensors.
 
-Imports PyTorch, NumPy, `d5suite.levels` and this adapter's `training`.
+Imports PyTorch, NumPy, `d5suite.distributed`, `d5suite.levels` and this adapter's `training`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from d5suite.backends.torch.training import Trainer
+from d5suite.distributed.order import in_turn
 from d5suite.levels import distributed
 from d5suite.levels.distributed import Buffers, owned
 from d5suite.levels.network import Native
@@ -56,6 +57,18 @@ class Replica(distributed.Replica):
                 given(name, self.view(name, answer[name]))
         _, loss = self.trainer.executor.network.require_loss()
         return {loss: answer[loss]}, {name: found[name] for name in self.names}
+
+    def gradients_across(
+        self, feed: Native, means: Callable[[Sequence[str]], Mapping[str, np.ndarray]]
+    ) -> tuple[Native, Buffers]:
+        """Update each node's parameters before the node runs, where parts can be updated."""
+        trainer = self.trainer
+        if not trainer.updates_parts:
+            return super().gradients_across(feed, means)
+        before = in_turn(self.names, lambda names, last: trainer.apply_part(self.native(means(names)), last))
+        answer = trainer.gradients(feed, before)
+        _, loss = trainer.executor.network.require_loss()
+        return {loss: answer[loss]}, self.buffers({name: answer[name] for name in self.names})
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def run(tensor: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,8 @@ class Executor(level.Executor):
         self._statistics = _Statistics(network, self.tensors)
         self._stale = True
         self.graphed = mode == "cuda_graphs"
+        self._in_turn: Callable[..., tuple[torch.Tensor, ...]] | None = None
+        self._before: Callable[[Iterable[str]], None] = lambda _: None
         self._forward: Callable[..., tuple[torch.Tensor, ...]] = self._inferred
         self._replayed: Graphed | None = None
         if self.graphed:
@@ -197,6 +199,29 @@ class Executor(level.Executor):
         used = own if weights is None else [weights.get(name, self.tensors[name]) for name in self._training_names]
         (loss,) = self._train(*used, *inputs)
         return loss
+
+    def loss_in_turn(self, feed: Native, before: Callable[[Iterable[str]], None]) -> torch.Tensor:
+        """Do as `loss`, and call ``before`` with each node's parameters before it runs.
+
+        At the end it gets all parameters.
+        """
+        if self._in_turn is None:
+            known = set(self.network.parameters)
+            own = {node.name: [name for name in node.inputs if name in known] for node in self.network.nodes}
+
+            def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+                def waits(*given: Any) -> Any:
+                    self._before(own[name])
+                    return call(*given)
+
+                return waits if own.get(name) else call
+
+            _, loss = self.network.require_loss()
+            self._in_turn = self._plan([loss], training=True, wrap=wrap).module.forward
+        self._before = before
+        (found,) = self._in_turn(*self._training_weights, *self._inputs(feed))
+        before(self.network.parameters)
+        return found
 
     def _inputs(self, feed: Native) -> list[torch.Tensor]:
         """Return the inputs of a training pass, which moves running statistics."""

@@ -5,7 +5,7 @@ Imports PyTorch, NumPy, `d5suite.levels`, `d5suite.optimizers` and this adapter'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class RootedRMSProp(torch.optim.Optimizer):
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         """Update the parameters."""
-        tensors = self.param_groups[0]["params"]
+        tensors = [tensor for tensor in self.param_groups[0]["params"] if tensor.grad is not None]
         for together in [tensors] if self._foreach else [[tensor] for tensor in tensors]:
             self._update(together, self.param_groups[0]["lr"])
 
@@ -162,10 +162,15 @@ class Trainer(training.Trainer):
         self._update()
         return {self._loss: loss}
 
-    def gradients(self, feed: Native) -> Native:
-        """Return the gradients that `torch.Tensor.backward` leaves; no two of them share memory."""
+    def gradients(self, feed: Native, before: Callable[[Iterable[str]], None] | None = None) -> Native:
+        """Return the gradients that `torch.Tensor.backward` leaves; no two of them share memory.
+
+        ``before`` is `Executor.loss_in_turn`'s: it may call `apply_part`.
+        """
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self.executor.loss(feed)
+        loss = self.executor.loss(feed) if before is None else self.executor.loss_in_turn(feed, before)
+        if before is not None:
+            self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         for tensor, _ in self._unused:
             tensor.grad = torch.zeros_like(tensor)
@@ -176,6 +181,24 @@ class Trainer(training.Trainer):
         for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
             tensor.grad = self._laid_out(gradients[name], tensor)
         self._update()
+
+    @property
+    def updates_parts(self) -> bool:
+        """Whether some parameters can be updated while a forward pass goes on without them.
+
+        Clipping needs all gradients; where weights are rounded, that comes first; a graph is whole.
+        """
+        executor = self.executor
+        whole = executor.mode in ("compile", "cuda_graphs") or executor.precision not in ("fp32", "fp64")
+        return not whole and not self._clips
+
+    def apply_part(self, gradients: Native, last: bool) -> None:
+        """Update some parameters; with the last ones the update counts."""
+        steps = self._steps
+        for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
+            tensor.grad = self._laid_out(gradients[name], tensor) if name in gradients else None
+        self._update()
+        self._steps = steps + last
 
     def _laid_out(self, gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Return the gradient in its parameter's layout.

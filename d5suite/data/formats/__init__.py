@@ -74,7 +74,7 @@ def stored_as(dataset: ImageNet | OpenImages | Store) -> str:
 
 
 def splits_of(path: str | os.PathLike[str]) -> list[str]:
-    """Return the splits of a dataset, of ``train, val, validation, test``.
+    """Return which of ``train``, ``val``, ``validation`` and ``test`` a dataset has.
 
     Raises
     ------

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from d5suite.distributed.algorithms.messages import TAG, add, exchange
-from d5suite.levels.distributed import Collective, Communicator, segments
+from d5suite.levels.distributed import Collective, Communicator, segment_start
 
 
 def _folded(
@@ -64,13 +64,15 @@ def halving_doubling(communicator: Communicator, array: np.ndarray) -> None:
     flat = array.reshape(-1)
 
     def inner(place: int, places: int, rank_of: Callable[[int], int]) -> None:
-        starts = [part.start for part in segments(flat.size, places)] + [flat.size]
-        spare = np.empty(starts[(places + 1) // 2], flat.dtype)
+        def start(part: int) -> int:
+            return segment_start(flat.size, places, part)
+
+        spare = np.empty(start((places + 1) // 2), flat.dtype)
 
         def half(of: int, bit: int) -> np.ndarray:
             """Return the segments whose number shares this bit and all above with a place's."""
             first = of & -bit
-            return flat[starts[first] : starts[first + bit]]
+            return flat[start(first) : start(first + bit)]
 
         bit = places // 2
         while bit:

@@ -27,7 +27,7 @@ def parameter_server(servers: int) -> Mapping[str, Collective]:
         own = parts.pop(me, None)
         sent = [communicator.isend(part, server, TAG) for server, part in parts.items()]
         if own is not None:
-            taken = np.empty((len(others), own.size), own.dtype)
+            taken = np.empty_like(own, shape=(len(others), own.size))
             receipts = [communicator.ireceive(row, other, TAG) for row, other in zip(taken, others, strict=True)]
             for receipt, row in zip(receipts, taken, strict=True):
                 receipt.wait()

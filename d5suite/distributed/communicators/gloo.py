@@ -28,6 +28,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from d5suite.distributed.algorithms import ALGORITHMS
 from d5suite.distributed.algorithms.ring import RING
+from d5suite.distributed.loops import loops_give_way
 from d5suite.distributed.network import networks
 from d5suite.errors import D5Error
 from d5suite.levels.distributed import ANY, Collective, Communicator, Request
@@ -137,6 +138,7 @@ class GlooCommunicator(Communicator):
             "address": ",".join(each.address for each in own),
         }
         self._connect(store, options)
+        loops_give_way(self.hosts, self.rank)  # their names are known once they have worked
 
     def _connect(self, store: FileStore, options: Any) -> None:
         try:

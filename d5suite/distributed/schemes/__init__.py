@@ -17,6 +17,7 @@ from d5suite.distributed.schemes.parameter_server import ParameterServer
 from d5suite.distributed.schemes.quantised import Quantised
 from d5suite.distributed.schemes.stale_synchronous import StaleSynchronous
 from d5suite.distributed.schemes.top_k import TopK
+from d5suite.errors import ConfigurationError
 from d5suite.levels.backend import Backend
 from d5suite.levels.distributed import Communicator, Replica, Scheme, SchemeSettings
 from d5suite.levels.native import settings_type
@@ -49,7 +50,22 @@ def settings_from_dict(settings: Mapping[str, Any], backend: Backend | None = No
     known = {name: each.settings_type for name, each in SCHEMES.items()}
     if backend is not None:
         known |= {name: settings_type(name, each) for name, each in backend.schemes.items()}
+    for each in settings if settings.get("name") in known else ():
+        if reason := refusal(settings["name"], each):
+            raise ConfigurationError(f"{settings['name']} cannot honour {each}: {reason}", where="scheme")
     return from_dict(known, settings)
+
+
+def refusal(scheme: str, setting: str) -> str | None:
+    """Return why a scheme cannot honour a setting of the order of transfers, or None.
+
+    Parameters
+    ----------
+    scheme : str
+        A key of `SCHEMES`; any other name is a framework's own.
+    setting : str
+    """
+    return SCHEMES.get(scheme, Framework).refuses.get(setting)
 
 
 def make_scheme(

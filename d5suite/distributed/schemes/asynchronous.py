@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from d5suite.distributed.schemes.common import Common, Flat
+from d5suite.distributed.schemes.common import TRANSFERS, Common, Flat
 from d5suite.errors import ConfigurationError
 from d5suite.levels.distributed import ANY, SchemeSettings
 from d5suite.levels.network import Native
@@ -68,6 +68,9 @@ class Asynchronous(Common):
     name = "asynchronous"
     settings_type = AsynchronousSettings
     settings: AsynchronousSettings
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        TRANSFERS, "a rank's gradients are one message, and the weights in the answer another"
+    )
 
     _flat: Flat | None = None
     _has_server = True

@@ -39,7 +39,8 @@ class Flat:
         if len(dtypes) != 1:
             raise D5Error(f"cannot send gradients of different dtypes together: {', '.join(sorted(dtypes))}")
         count = sum(each.size for each in like.values())
-        self.array = np.zeros(math.ceil(count / multiple) * multiple, dtypes.pop())
+        first = next(iter(like.values()))  # whose kind of array it is, too: the simulation's have no memory
+        self.array = np.zeros_like(first, shape=(math.ceil(count / multiple) * multiple,))
         self.views: dict[str, np.ndarray] = {}
         start = 0
         for name, each in like.items():
@@ -57,6 +58,10 @@ def mean(communicator: Communicator, array: np.ndarray) -> None:
     """Replace an array by its mean over ranks."""
     communicator.all_reduce(array)
     array /= communicator.size
+
+
+TRANSFERS = ("order", "slice_bytes", "credit_bytes")
+"""Settings of the order of transfers."""
 
 
 class Common(Scheme):

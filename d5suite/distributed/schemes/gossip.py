@@ -5,12 +5,13 @@ Imports NumPy and `d5suite.levels` only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from d5suite.distributed.schemes.common import Common, Flat
+from d5suite.distributed.schemes.common import TRANSFERS, Common, Flat
 from d5suite.levels.distributed import SchemeSettings
 from d5suite.levels.network import Native
 
@@ -48,16 +49,19 @@ class Gossip(Common):
     name = "gossip"
     settings_type = GossipSettings
     settings: GossipSettings
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(TRANSFERS, "a rank sends all its weights in one message")
 
     _weights: Flat | None = None
+    _taken: Sequence[np.ndarray] = ()  # kept, for new memory costs as much as messages
 
     def _step(self, feed: Native) -> Native:
         held = self.replica.weights()
+        communicator = self.communicator
+        neighbours = sorted({(communicator.rank + by) % communicator.size for by in (-1, 1)})
         if self._weights is None:
             self._weights = Flat(held)
-        communicator, own = self.communicator, self._weights.fill(held)
-        neighbours = sorted({(communicator.rank + by) % communicator.size for by in (-1, 1)})
-        taken = [np.empty_like(own) for _ in neighbours]
+            self._taken = [np.empty_like(self._weights.array) for _ in neighbours]
+        own, taken = self._weights.fill(held), self._taken
         sent = [communicator.isend(own, to) for to in neighbours]
         pending = [communicator.ireceive(into, source) for into, source in zip(taken, neighbours, strict=True)]
         loss, gradients = self.replica.gradients(feed)

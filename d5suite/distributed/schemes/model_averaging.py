@@ -5,10 +5,11 @@ Imports `d5suite.levels` only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from d5suite.distributed.schemes.common import Common
+from d5suite.distributed.schemes.common import TRANSFERS, Common
 from d5suite.levels.distributed import SchemeSettings
 from d5suite.levels.network import Native
 
@@ -44,6 +45,7 @@ class ModelAveraging(Common):
     collective = "all_reduce"
     settings_type = ModelAveragingSettings
     settings: ModelAveragingSettings
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(TRANSFERS, "the weights are averaged as one array")
 
     _steps = 0
 

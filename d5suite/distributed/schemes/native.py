@@ -5,8 +5,11 @@ Imports NumPy, `d5suite.levels` and its neighbours only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from d5suite.distributed.framework import INSIDE
-from d5suite.distributed.schemes.common import Common
+from d5suite.distributed.schemes.common import TRANSFERS, Common
 from d5suite.levels.distributed import Buffers, Communicator, Replica, SchemeSettings
 from d5suite.levels.native import FrameworkScheme, NativeSettings
 from d5suite.levels.network import Native
@@ -27,6 +30,7 @@ class Framework(Common):
     """
 
     settings_type = NativeSettings
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(TRANSFERS, "the framework orders its own transfers")
 
     def __init__(
         self, replica: Replica, communicator: Communicator, settings: SchemeSettings, kind: type[FrameworkScheme]

@@ -1,34 +1,42 @@
 """A synchronous parameter server: servers own the weights and their optimizer's state.
 
-Imports NumPy and `d5suite.levels` only.
+Imports NumPy, `d5suite.levels` and the orders only.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from d5suite.distributed.schemes.common import Common, Flat
+from d5suite.distributed.order import divided
+from d5suite.distributed.schemes.common import Flat
+from d5suite.distributed.schemes.ordered import Credit, Ordered, OrderedSettings
 from d5suite.errors import ConfigurationError
-from d5suite.levels.distributed import SchemeSettings, segments
+from d5suite.levels.distributed import Buffers, Request, segments
 from d5suite.levels.network import Native
 
-_PUSH, _PULL = 1, 2
+_PUSH, _PULL, _ORDER = 1, 2, 3
 
 
 @dataclass(frozen=True)
-class ParameterServerSettings(SchemeSettings):
+class ParameterServerSettings(OrderedSettings):
     """Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014).
 
     Attributes
     ----------
     servers : int
         k: rank r < k owns the r-th of k `segments` of the weights. Servers are workers, too.
+    credit_bytes : int
+        A rank has at most so many bytes on their way, or one transfer; 0: without a limit. Peng et
+        al., "ByteScheduler" (SOSP 2019).
     """
 
     servers: int = 1
+    credit_bytes: int = 0
 
     name: ClassVar[str] = "parameter_server"
 
@@ -37,15 +45,22 @@ class ParameterServerSettings(SchemeSettings):
         self._require(self.servers >= 1, f"there is at least one server, not {self.servers}")
 
     def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float:
-        """See `SchemeSettings.bytes_per_step`: gradients go to the servers, weights come back."""
+        """See `SchemeSettings.bytes_per_step`: gradients go to the servers, weights come back.
+
+        With an order, 4 bytes a tensor more go with each: the order itself.
+        """
         return 2 * elements * itemsize * (size - 1)
 
 
-class ParameterServer(Common):
+class ParameterServer(Ordered):
     """Mean gradients and the update on servers, from which the others take the weights.
 
     A server updates its segment with the native optimizer, whose state of other segments is never
     used; `finish` gathers the state. Clipping by the norm of all gradients needs one server.
+
+    Without an order a segment is one message. With one, every tensor is, or several slices are. The
+    sender says first in which order they come, and the receiver puts them where that order says: an
+    order that was not kept gives wrong weights.
     """
 
     name = "parameter_server"
@@ -56,36 +71,145 @@ class ParameterServer(Common):
     _gradients: Flat | None = None
 
     def _step(self, feed: Native) -> Native:
-        loss, gradients = self.replica.gradients(feed)
+        came: Buffers = {}
+        if self.settings.is_ordered:
+            loss, gradients = self.replica.gradients_early(feed, came.__setitem__)
+        else:
+            loss, gradients = self.replica.gradients(feed)
         if self._gradients is None:
             self._prepare(Flat(gradients))
         assert self._gradients is not None
-        rank, communicator, weights = self.communicator.rank, self.communicator, self._weights
+        rank, weights = self.communicator.rank, self._weights
         serves = rank < len(self._shards)
+        order = self._in_order(tuple(came)) if came else ()
         with self.exposed():
             pushed = self._gradients.fill(gradients)
-            sent = [
-                communicator.isend(pushed[shard], server, _PUSH)
-                for server, shard in enumerate(self._shards)
-                if server != rank
-            ]
-            if serves:
-                self._gather(pushed[self._shards[rank]])
+            sent = self._push_in_order(pushed, order) if order else self._push(pushed)
         if serves:
             self.replica.apply(self._mean.views)
             weights.fill(self.replica.weights())
         with self.exposed():
-            if serves:
-                own = weights.array[self._shards[rank]]
-                sent += [communicator.isend(own, to, _PULL) for to in range(communicator.size) if to != rank]
-            for server, shard in enumerate(self._shards):
-                if server != rank:
-                    communicator.receive(weights.array[shard], server, _PULL)
+            if order:
+                self._pull_in_order(order)
+            else:
+                self._pull(sent)
             for each in sent:
                 each.wait()
         if self._shards[rank:] != [slice(0, weights.array.size)]:
             self.replica.load_weights(weights.views)
         return loss
+
+    def _push(self, pushed: np.ndarray) -> list[Request]:
+        """Send each server its segment of the gradients; a server adds up what it gets."""
+        rank = self.communicator.rank
+        sent = [
+            self.communicator.isend(pushed[shard], server, _PUSH)
+            for server, shard in enumerate(self._shards)
+            if server != rank
+        ]
+        if rank < len(self._shards):
+            self._gather(pushed[self._shards[rank]])
+        return sent
+
+    def _pull(self, sent: list[Request]) -> None:
+        """Take the weights of all segments from their servers; a server sends its own."""
+        rank, communicator, weights = self.communicator.rank, self.communicator, self._weights.array
+        if rank < len(self._shards):
+            own = weights[self._shards[rank]]
+            sent += [communicator.isend(own, to, _PULL) for to in self._others]
+        for server, shard in enumerate(self._shards):
+            if server != rank:
+                communicator.receive(weights[shard], server, _PULL)
+
+    def _push_in_order(self, pushed: np.ndarray, order: Sequence[str]) -> list[Request]:
+        """Do as `_push` does, tensor by tensor."""
+        rank, servers = self.communicator.rank, range(len(self._shards))
+        sent = self._announce(order, [server for server in servers if server != rank])
+        taken: dict[int, np.ndarray] = {}
+        coming: dict[int, list[tuple[slice, Request]]] = {}
+        if rank in servers:
+            start = self._shards[rank].start
+            for source in self._others:
+                taken[source] = np.empty_like(pushed[self._shards[rank]])
+                coming[source] = self._expect(f"gradients of rank {source}", source, taken[source], start, rank, _PUSH)
+        credit = Credit(self.communicator, self.settings.credit_bytes)
+        for name in order:
+            for server in servers:
+                for part in self._parts(name, server) if server != rank else ():
+                    credit.send(pushed[part], server, _PUSH)
+        if rank in servers:
+            self._mean.array[:] = 0
+            total, own = self._mean.array[self._shards[rank]], pushed[self._shards[rank]]
+            for source in range(self.communicator.size):
+                if source == rank:
+                    total += own
+                else:
+                    for part, request in coming[source]:
+                        request.wait()
+                        total[part] += taken[source][part]
+            total /= self.communicator.size
+        credit.wait()
+        return sent
+
+    def _pull_in_order(self, order: Sequence[str]) -> None:
+        """Do as `_pull` does, tensor by tensor."""
+        rank, weights, servers = self.communicator.rank, self._weights.array, range(len(self._shards))
+        sent = self._announce(order, self._others if rank in servers else [])
+        coming = [
+            request
+            for server in servers
+            if server != rank
+            for _, request in self._expect(f"weights of rank {server}", server, weights, 0, server, _PULL)
+        ]
+        credit = Credit(self.communicator, self.settings.credit_bytes)
+        for name in order if rank in servers else ():
+            for part in self._parts(name, rank):
+                for to in self._others:
+                    credit.send(weights[part], to, _PULL)
+        for each in (*coming, *sent):
+            each.wait()
+        credit.wait()
+
+    def _announce(self, order: Sequence[str], to: Sequence[int]) -> list[Request]:
+        """Tell other ranks in which order the tensors come."""
+        places = {name: place for place, name in enumerate(self._places)}
+        numbers = np.array([places[name] for name in order], np.int32)
+        return [self.communicator.isend(numbers, each, _ORDER) for each in to]
+
+    def _expect(
+        self, stream: str, source: int, into: np.ndarray, start: int, server: int, tag: int
+    ) -> list[tuple[slice, Request]]:
+        """Begin to receive a server's segment in the order that its sender announces.
+
+        Parameters
+        ----------
+        stream : str
+            Name of the order in `arrivals`.
+        source : int
+            The sender.
+        into : numpy.ndarray
+            Receives the segment.
+        start : int
+            The element of all parameters with which it begins.
+        server, tag : int
+            Whose segment, and the messages' tag.
+        """
+        numbers = np.empty(len(self._places), np.int32)
+        self.communicator.receive(numbers, source, _ORDER)
+        names = list(self._places)
+        order = [names[number] for number in numbers]
+        parts = [(name, part) for name in order for part in self._parts(name, server)]
+        self._arrived(stream, (name for name, _ in parts))
+        found = [slice(part.start - start, part.stop - start) for _, part in parts]
+        return [(part, self.communicator.ireceive(into[part], source, tag)) for part in found]
+
+    def _parts(self, name: str, server: int) -> list[slice]:
+        """Return a tensor's slices in a server's segment."""
+        tensor, shard = self._places[name], self._shards[server]
+        start, stop = max(tensor.start, shard.start), min(tensor.stop, shard.stop)
+        itemsize = self._weights.array.itemsize
+        found = divided(max(stop - start, 0) * itemsize, self.settings.slice_bytes, itemsize)
+        return [slice(start + each.start, start + each.stop) for each in found]
 
     def _prepare(self, flat: Flat) -> None:
         servers = self.settings.servers
@@ -98,7 +222,12 @@ class ParameterServer(Common):
             )
         self._gradients, self._mean, self._weights = flat, Flat(flat.views), Flat(flat.views)
         self._shards = segments(flat.array.size, servers)
-        self._taken = np.empty(self._shards[0].stop, flat.array.dtype)
+        ends = itertools.accumulate(each.size for each in flat.views.values())
+        self._places = {
+            name: slice(end - flat.views[name].size, end) for name, end in zip(flat.views, ends, strict=True)
+        }
+        self._others = [rank for rank in range(self.communicator.size) if rank != self.communicator.rank]
+        self._taken = np.empty_like(flat.array, shape=(self._shards[0].stop,))
 
     def _gather(self, own: np.ndarray) -> None:
         """Put the mean of all ranks' gradients of this server's segment into `_mean`."""

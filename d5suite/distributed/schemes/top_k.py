@@ -6,12 +6,13 @@ Imports NumPy and `d5suite.levels` only.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from d5suite.distributed.schemes.common import Common, Flat
+from d5suite.distributed.schemes.common import TRANSFERS, Common, Flat
 from d5suite.levels.distributed import SchemeSettings
 from d5suite.levels.network import Native
 
@@ -69,6 +70,9 @@ class TopK(Common):
     compresses = True
     settings_type = TopKSettings
     settings: TopKSettings
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        TRANSFERS, "the largest elements of all tensors are one message"
+    )
 
     _mean: Flat | None = None
 

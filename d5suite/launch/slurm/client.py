@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from d5suite.errors import ConfigurationError, D5Error
@@ -248,22 +248,28 @@ def states(names: Sequence[str]) -> dict[tuple[str, str], SlurmState]:
     output = call(
         "squeue", "--noheader", "--array", "--states=all", f"--name={','.join(names)}", "--format=%j|%i|%T|%N|%r"
     )
-    found = {}
+    parts: dict[tuple[str, str], dict[str, SlurmState]] = {}
     for line in output.splitlines():
         name, number, state, nodes, reason = line.split("|", 4)
-        found[name, number] = SlurmState(state, reason.strip(), nodes)
+        number, _, component = number.partition("+")
+        parts.setdefault((name, number), {})[component] = SlurmState(state, reason.strip(), nodes)
+    found = {}
+    for key, own in parts.items():  # the first component of a heterogeneous job runs the script
+        nodes = ",".join(each.nodes for _, each in sorted(own.items()) if each.nodes)
+        found[key] = replace(own[min(own)], nodes=nodes)
     return found
 
 
 def accounted(number: str) -> SlurmState | None:
     """Return a job's state from Slurm's accounting, if available."""
     try:
-        options = ["--noheader", "--parsable2", "--allocations", "--format=State,NodeList"]
+        options = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State,NodeList"]
         output = call("sacct", *options, f"--jobs={number}")
     except (RefusedError, ConfigurationError):
         return None
-    for line in output.splitlines()[-1:]:
-        state, nodes = line.split("|", 1)
+    first = [line for line in output.splitlines() if not re.match(r"\d+\+[1-9]", line)]  # component
+    for line in first[-1:]:
+        _, state, nodes = line.split("|", 2)
         return SlurmState(state.split()[0], "", nodes)
     return None
 

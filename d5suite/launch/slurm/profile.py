@@ -6,28 +6,22 @@ import dataclasses
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from d5suite.errors import ConfigurationError
-from d5suite.files import read_bounded
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-LARGEST_FILE = 1 << 20
-"""Largest size of a profile in bytes."""
+from d5suite.files import read_toml
 
 NAME = "d5suite-slurm.toml"
 """A profile's name in the current folder; the user's own, ``slurm.toml``, is for all folders."""
 
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|(?i:unlimited)")
 """A time limit as Slurm writes it: minutes, ``HH:MM:SS``, ``D-HH:MM:SS`` and others."""
+
+OF_COMPONENTS = ("partition", "account", "qos", "reservation", "gres", "constraint", "memory")
+"""Keys that a component of a workflow may have for itself."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +62,8 @@ class ClusterProfile:
         A folder on every node for temporary files; variables such as ``$USER`` are expanded.
     options : list of str
         Further options of sbatch.
+    components : dict of str to dict of str to str
+        By component of a workflow: values of `OF_COMPONENTS` that replace those above on its nodes.
     """
 
     cores_per_node: int
@@ -92,6 +88,7 @@ class ClusterProfile:
     gpu_bind: str = ""
     scratch: str = ""
     options: list[str] = field(default_factory=list)
+    components: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def threads_per_rank(self) -> int:
@@ -161,17 +158,11 @@ def read_profile(path: Path) -> ProfileFile:
     ConfigurationError
         If it cannot be read; the message names the line.
     """
-    try:
-        text = read_bounded(path, LARGEST_FILE).decode("utf-8-sig")
-        content = tomllib.loads(text)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the profile: {error.strerror}", where=str(path)) from error
-    except (RecursionError, ValueError) as error:
-        raise ConfigurationError(f"not valid TOML: {error}", where=str(path)) from error
+    content, text = read_toml(path)
     lines = _lines(text)
     known = {each.name: each for each in dataclasses.fields(ClusterProfile)}
     for key, value in content.items():
-        where = f"{path}:{lines.get(key, 1)}"
+        where = f"{path}:{next((number for name, number in lines.items() if name.partition('.')[0] == key), 1)}"
         if key not in known:
             raise ConfigurationError(f"there is no key {key!r}", where=where, hint=f"Known: {', '.join(known)}.")
         _check(key, value, str(known[key].type), where)
@@ -191,6 +182,10 @@ def _check(key: str, value: Any, kind: str, where: str) -> None:
         "bool": ("true or false", lambda: isinstance(value, bool)),
         "str": ("a text of one line", lambda: _is_line(value)),
         "list[str]": ("a list of lines of text", lambda: isinstance(value, list) and all(map(_is_line, value))),
+        "dict[str, dict[str, str]]": (
+            f"tables [components.NAME] of {', '.join(OF_COMPONENTS)}",
+            lambda: isinstance(value, dict) and all(map(_is_of_component, value.values())),
+        ),
     }  # fmt: skip
     rule, holds = rules[kind]
     if not holds():
@@ -205,11 +200,19 @@ def _is_line(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
+def _is_of_component(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) <= set(OF_COMPONENTS) and all(map(_is_line, value.values()))
+
+
 def _lines(text: str) -> dict[str, int]:
-    """Return by key the line that sets it, from 1."""
+    """Return by key the line that sets it, from 1; a key of a table follows the table's name."""
     found: dict[str, int] = {}
+    table = ""
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"""\s*\[*\s*["']?([\w.-]+)["']?\s*(=|\])""", line)
-        if match:
+        if match and match[2] == "]" and line.lstrip().startswith("["):
+            table = f"{match[1]}."
             found.setdefault(match[1], number)
+        elif match:
+            found.setdefault(table + match[1], number)
     return found

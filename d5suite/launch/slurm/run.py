@@ -19,7 +19,7 @@ from d5suite.job import Job
 from d5suite.launch.base import interpreter
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.profile import ClusterProfile, ProfileFile
-from d5suite.launch.slurm.script import batch_script, write_script
+from d5suite.launch.slurm.script import batch_script, nodes_of_components, write_script
 
 SCHEMA = "d5suite-slurm-1"
 
@@ -222,10 +222,11 @@ def write_scripts(run: SlurmRun, names: Sequence[str]) -> dict[Path, list[str]]:
 
 def _arrays(run: SlurmRun, names: Sequence[str]) -> list[dict[str, Job]]:
     """Return jobs with the same needs together, at most as many as the site allows in an array."""
-    by_needs: dict[tuple[int, str], list[tuple[str, Job]]] = {}
+    by_needs: dict[tuple[int, str, str], list[tuple[str, Job]]] = {}
     for name in names:
         job = Job.load(run.job_path(name))
-        by_needs.setdefault((job.ranks, job.device), []).append((name, job))
+        alone = name if nodes_of_components(job, run.profile.profile) else ""  # Slurm has no array of such jobs
+        by_needs.setdefault((job.ranks, job.device, alone), []).append((name, job))
     most = client.largest_array() if len(by_needs) < len(names) else 1
     groups = [by_needs[needs] for needs in sorted(by_needs)]
     return [dict(alike[first : first + most]) for alike in groups for first in range(0, len(alike), most)]
@@ -244,6 +245,7 @@ def _write_script(run: SlurmRun, alike: Mapping[str, Job]) -> Path:
     text = batch_script(
         list(paths), name=_title(run, script), profile=profile, nodes=nodes, device=job.device, folder=Path(run.cwd),
         output=script.with_suffix(""), pythons={name: own for name, own in pythons.items() if own is not None},
+        components=nodes_of_components(job, profile),
     )  # fmt: skip
     write_script(script, text)
     return script

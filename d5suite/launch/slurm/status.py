@@ -19,6 +19,7 @@ from d5suite.job import (
     failures_of_ranks,
     log_path,
     of_rank,
+    rank_named,
     reason_path,
     result_path,
     results_of,
@@ -27,7 +28,7 @@ from d5suite.launch.base import describe_exit
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.client import FINAL, NEVER_STARTS, NoAnswerError, SlurmState
 from d5suite.launch.slurm.run import SCRIPTS, SlurmRun, Submission, number_all, submit
-from d5suite.launch.slurm.script import FAILED
+from d5suite.launch.slurm.script import FAILED, nodes_of_components
 
 PERIOD_S = (0.1, 5.0)
 """Least and most seconds between two queries to the controller, which all users share. The period
@@ -74,8 +75,8 @@ KILLED_RANK = re.compile(
 )
 """Message of srun about a rank that a signal killed: the node, the rank and the signal's name."""
 
-EXITED = re.compile(r"srun: error: \S+: tasks? (\d+)\S*: Exited with exit code")
-"""Message of srun about the first rank that failed."""
+EXITED = re.compile(r"srun: error: (\S+): tasks? (\d+)\S*: Exited with exit code")
+"""Message of srun about the first rank that failed: the node and the rank."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def _job_status(run: SlurmRun, name: str, start: Submission | None, state: Slurm
     keys = job.keys()
     measured: set[str] = set()
     failures: dict[str, str] = {}
-    lost = _lost_rank(run, start, state, path, job.ranks)
+    lost = _lost_rank(run, start, state, path, job)
     stopped = _stopping_line(run, start, state)
     phase = ""
     for each in results_of(path):
@@ -224,8 +225,11 @@ def _job_status(run: SlurmRun, name: str, start: Submission | None, state: Slurm
         failures = dict.fromkeys(left, stopped)
     elif lost is not None:  # the other ranks fail because they lose this one
         failures = {lost.key or next(iter(left), ""): lost.message}
-    elif not failures and left:
-        failures = failures_of_ranks(result_path(path), job.ranks, left[0])
+    elif left:
+        of_ranks = failures_of_ranks(result_path(path), job.ranks, left[0])
+        first = next(iter(of_ranks.values()), "")
+        if not failures or not first.startswith("rank 0 of "):  # rank 0 lost the rank that failed first
+            failures = of_ranks
     failed = tuple(message for key, message in failures.items() if key in left)
     return JobStatus(name, start, state, len(measured & set(keys)), len(keys), failed, phase, lost)
 
@@ -239,7 +243,7 @@ def _stopping_line(run: SlurmRun, start: Submission | None, state: SlurmState | 
 
 
 def _lost_rank(
-    run: SlurmRun, start: Submission | None, state: SlurmState | None, path: Path, ranks: int
+    run: SlurmRun, start: Submission | None, state: SlurmState | None, path: Path, job: Job
 ) -> LostRank | None:
     """Return the rank that ended the latest start: killed, according to srun, or early."""
     if start is None or state is None or state.name != "FAILED":
@@ -247,20 +251,33 @@ def _lost_rank(
     latest = re.split(r"CANCELLED AT .* DUE TO .*", _text(log_of(run, start)))[-1]
     killed = list(KILLED_RANK.finditer(latest.partition("CANCELLED AT")[0]))
     if not killed:
-        return _early_error(path, ranks)
+        return _early_error(path, job)
     killed.sort(key=lambda each: each[3] == "Aborted")  # transports that lose a peer abort
-    node, rank, how = killed[0].groups()
+    node, task, how = killed[0].groups()
+    rank = _rank_of(run, job, path, node, int(task))
     result = Result()
     with contextlib.suppress(JobError):
-        result = Result.load(of_rank(result_path(path), int(rank)))
-    message = f"rank {rank} of {ranks} on {node} {describe_exit(-_SIGNALS[how])}, while {result.phase}"
+        result = Result.load(of_rank(result_path(path), rank))
+    who = rank_named(rank, job.ranks, job.places)
+    message = f"{who} on {node} {describe_exit(-_SIGNALS[how])}, while {result.phase}"
     return LostRank(result.measurement, message)
 
 
-def _early_error(path: Path, ranks: int) -> LostRank | None:
+def _rank_of(run: SlurmRun, job: Job, path: Path, node: str, task: int) -> int:
+    """Return the rank that srun names; it counts those of each component of a heterogeneous job."""
+    if nodes_of_components(job, run.profile.profile):
+        for ranks in job.places.values():
+            with contextlib.suppress(JobError, IndexError):
+                found = Result.load(of_rank(result_path(path), ranks[task]))
+                if found.environment.get("slurm", {}).get("node") == node:
+                    return ranks[task]
+    return task
+
+
+def _early_error(path: Path, job: Job) -> LostRank | None:
     """Return the rank that ended first with an error before its first measurement."""
     found = []
-    for rank in range(ranks):
+    for rank in range(job.ranks):
         own = of_rank(result_path(path), rank)
         with contextlib.suppress(JobError, OSError):
             result = Result.load(own)
@@ -269,7 +286,8 @@ def _early_error(path: Path, ranks: int) -> LostRank | None:
     if not found:
         return None
     _, rank, message = min(found)
-    return LostRank(None, f"rank {rank} of {ranks}: {message}" if ranks > 1 else message)
+    who = f"{rank_named(rank, job.ranks, job.places)}: " if job.ranks > 1 else ""
+    return LostRank(None, f"{who}{message}")
 
 
 def describe(run: SlurmRun, status: JobStatus) -> str:
@@ -300,7 +318,9 @@ def describe(run: SlurmRun, status: JobStatus) -> str:
     if state.name in ("FAILED", "COMPLETED", UNKNOWN):  # the job gave no reason
         common = _text(log_of(run, status.start))
         first = EXITED.search(common)
-        own = _text(of_rank(log_path(run.job_path(status.name)), int(first[1]) if first else 0))
+        path = run.job_path(status.name)
+        rank = _rank_of(run, Job.load(path), path, first[1], int(first[2])) if first else 0
+        own = _text(of_rank(log_path(path), rank))
         logs = [log.splitlines()[-TAIL_LINES:] for log in (own, common)]
         tail = "".join(f"\n    {line}" for lines in logs for line in lines)
     return f"{where} {ended}{on}{reason}{doing}{line}{tail}"

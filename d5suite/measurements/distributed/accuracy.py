@@ -19,12 +19,12 @@ from d5suite.levels.network import Executor
 from d5suite.measurements.base import Step
 from d5suite.measurements.distributed import checks
 from d5suite.measurements.distributed.efficiency import MeasurementOfRanks
-from d5suite.measurements.distributed.facts import FACTS, REQUIRED, SCALING
+from d5suite.measurements.distributed.facts import FACTS, SCALING
 from d5suite.measurements.distributed.placement import SCHEMA as PLACEMENT
 from d5suite.measurements.distributed.placement import placements
 from d5suite.measurements.distributed.proof import prove_scheme
 from d5suite.measurements.distributed.steps import DistributedStep
-from d5suite.measurements.schemas import mapping, number, record
+from d5suite.measurements.schemas import array, mapping, number, record
 from d5suite.measurements.tables import Column, Table
 from d5suite.measurements.training.accuracy import RUN, TARGET, TargetRuns, require_real_images
 from d5suite.measurements.training.training_step import prove_training
@@ -164,6 +164,7 @@ class DistributedAccuracy(MeasurementOfRanks):
     name = "distributed_accuracy"
     level = 3
     takes_turns = False
+    loads = True
     needs = ("gradient", "level 2", "level 3")
     trains = True
     plot = "curves_and_bytes"
@@ -184,18 +185,8 @@ class DistributedAccuracy(MeasurementOfRanks):
     schema = record(
         {
             "target": TARGET,
-            "runs": {
-                "type": "array",
-                "minItems": 1,
-                "items": mapping({**RUN, "bytes": BYTES}, optional=["bytes"]),
-                "description": "one for each seed",
-            },
-            "distributed": {
-                "type": "object",
-                "required": REQUIRED,
-                "properties": FACTS,
-                "description": "how ranks worked together",
-            },
+            "runs": array(mapping({**RUN, "bytes": BYTES}, optional=["bytes"]), "one for each seed", minItems=1),
+            "distributed": mapping(FACTS, ["synchronous"], description="how ranks worked together"),
             "scaling": SCALING,
             "placement": PLACEMENT,
         },

@@ -15,6 +15,7 @@ import numpy as np
 
 from d5suite.distributed.gathering import gather
 from d5suite.levels.network import Arrays, Native
+from d5suite.measurements.distributed.ordering import kept_order
 from d5suite.measurements.distributed.proof import (
     by_rank,
     compare_losses,
@@ -94,6 +95,11 @@ def declared_bytes(workload: NetworkWorkload, step: DistributedStep) -> Iterator
     yield Check("bytes sent and not declared", float(more), 0.0, text)
 
 
+def order_of_transfers(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
+    """Order in which transfers arrived: a scheme may ignore the one that was asked for."""
+    yield from kept_order(step.scheme, workload.executor)
+
+
 def scheme_rule(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
     """Two more steps of the timed scheme, on batches never fed before: it may forget a rank.
 
@@ -164,6 +170,7 @@ def first_losses(workload: NetworkWorkload, step: DistributedStep) -> Iterator[C
         float(executor.fetch(step.scheme.step(feed))[name])
         for _, feed in zip(step.first_losses, step.feeds, strict=False)
     ]
+    step.scheme.settle()
     error = relative_l2(np.array(step.first_losses[: len(again)]), np.array(again))
     what = f"losses of the first timed steps, {executor.mode} {executor.precision} vs the same steps untimed"
     yield Check(what, error, losses_tolerance(workload))

@@ -11,7 +11,7 @@ from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.distributed.placement import SCHEMA as PLACEMENT
 from d5suite.measurements.distributed.placement import placements
-from d5suite.measurements.schemas import integer, mapping, number, or_null, record, text
+from d5suite.measurements.schemas import array, by_name, integer, mapping, number, or_null, pair, record, text
 from d5suite.measurements.tables import COLLECTIVES
 from d5suite.statistics.intervals import median_interval
 from d5suite.statistics.messages import fit_line
@@ -22,46 +22,35 @@ LEAST_SHARE = 0.01
 """Smallest fraction of the largest size's time that the bandwidth term must explain; with less,
 beta means nothing."""
 
+_SIZE = mapping(
+    {
+        "bytes": integer("of the whole array, S of nccl-tests", minimum=1),
+        "median_s": number("of a call, the slowest rank", exclusiveMinimum=0),
+        "median_ci95": pair(),
+        "samples": integer(minimum=1),
+        "calls": integer("per sample, one after the other", minimum=1),
+        "bus_bytes_per_s": number("as nccl-tests defines it", minimum=0),
+        "ranks_s": by_name(number(minimum=0), "each rank's median of a call, over ranks: min, mean, max"),
+        "overlap": or_null(
+            number(
+                "part of the time in which ranks can compute, as the OSU Micro-Benchmarks define it; null of a call "
+                "that blocks",
+                minimum=0,
+                maximum=1,
+            )
+        ),
+        "traffic": by_name(integer(), "of one call, on the rank that sends most; opaque_calls: not counted"),
+    },
+    optional=["ranks_s", "overlap"],
+)
+
 SCHEMA = record(
     {
         "communicator": text("what moves the data between ranks"),
         "algorithm": text("of the collective; native: the transport's own"),
-        "hosts": {"type": "array", "items": text(), "description": "by rank"},
+        "hosts": array(text(), "by rank"),
         "placement": PLACEMENT,
-        "sizes": {
-            "type": "array",
-            "minItems": 2,
-            "description": "smallest first; the record's samples are those of the largest",
-            "items": mapping(
-                {
-                    "bytes": integer("of the whole array, S of nccl-tests", minimum=1),
-                    "median_s": number("of a call, the slowest rank", exclusiveMinimum=0),
-                    "median_ci95": {"type": "array", "items": number(), "minItems": 2, "maxItems": 2},
-                    "samples": integer(minimum=1),
-                    "calls": integer("per sample, one after the other", minimum=1),
-                    "bus_bytes_per_s": number("as nccl-tests defines it", minimum=0),
-                    "ranks_s": {
-                        "type": "object",
-                        "description": "each rank's median of a call, over ranks: min, mean, max",
-                        "additionalProperties": number(minimum=0),
-                    },
-                    "overlap": or_null(
-                        number(
-                            "part of the time in which ranks can compute, as the OSU Micro-Benchmarks define it; "
-                            "null of a call that blocks",
-                            minimum=0,
-                            maximum=1,
-                        )
-                    ),
-                    "traffic": {
-                        "type": "object",
-                        "description": "of one call, on the rank that sends most; opaque_calls: not counted",
-                        "additionalProperties": integer(),
-                    },
-                },
-                optional=["ranks_s", "overlap"],
-            ),
-        },
+        "sizes": array(_SIZE, "smallest first; the record's samples are those of the largest", minItems=2),
         "line": mapping(
             {
                 "alpha_s": number(minimum=0),

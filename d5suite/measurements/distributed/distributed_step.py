@@ -8,11 +8,12 @@ from d5suite.measurements.base import Step
 from d5suite.measurements.distributed import checks
 from d5suite.measurements.distributed.efficiency import MeasurementOfRanks
 from d5suite.measurements.distributed.facts import FACTS, SCALING
+from d5suite.measurements.distributed.ordering import SCHEMA as ORDERING
 from d5suite.measurements.distributed.parts import SCHEMA as PARTS
 from d5suite.measurements.distributed.placement import SCHEMA as PLACEMENT
 from d5suite.measurements.distributed.proof import prove_scheme
 from d5suite.measurements.distributed.steps import TRAFFIC, DistributedStep
-from d5suite.measurements.schemas import integer, mapping, number, or_null, record, text
+from d5suite.measurements.schemas import array, by_name, integer, mapping, number, or_null, record, text
 from d5suite.measurements.tables import WORST_ERROR, Column, Table
 from d5suite.measurements.training.training_step import prove_training
 from d5suite.validate.check import Check
@@ -47,23 +48,19 @@ DISTRIBUTED = mapping(
             )
         ),
         "slowest_rank": or_null(integer("the rank that computes longest", minimum=0)),
-        "spread": {
-            "type": "object",
-            "description": "over_steps: 5th to 95th percentile over the median; over_ranks: fastest to slowest rank "
-            "of a step over their median",
-            "additionalProperties": number(minimum=0),
-        },
+        "spread": by_name(
+            number(minimum=0),
+            "over_steps: 5th to 95th percentile over the median; over_ranks: fastest to slowest rank of a step over "
+            "their median",
+        ),
+        "ordering": ORDERING,
         "parts": {**_PARTS_OR_NULL, "description": "mean of the ranks that train; null of a framework's own scheme"},
-        "ranks": {
-            "type": "array",
-            "minItems": 1,
-            "description": "by rank; traffic is per step, and what a transport does by itself is not counted as bytes "
-            "and messages, but as opaque calls; null of a framework's own scheme",
-            "items": mapping(
+        "ranks": array(
+            mapping(
                 {
                     "rank": integer(minimum=0),
                     "host": text(),
-                    "cpus": {"type": "array", "items": integer()},
+                    "cpus": array(integer()),
                     "median_s": or_null(number("null of a rank that serves")),
                     "peak_memory_bytes": or_null(integer()),
                     "parts": _PARTS_OR_NULL,
@@ -71,9 +68,12 @@ DISTRIBUTED = mapping(
                 },
                 optional=["cpus", "peak_memory_bytes", "parts"],
             ),
-        },
+            "by rank; traffic is per step, and what a transport does by itself is not counted as bytes and messages, "
+            "but as opaque calls; null of a framework's own scheme",
+            minItems=1,
+        ),
     },
-    optional=["native", "synchronous", "oversubscribed", "slowest_rank"],
+    optional=["native", "synchronous", "oversubscribed", "slowest_rank", "ordering"],
     description="how ranks worked together",
 )
 
@@ -93,6 +93,7 @@ class DistributedTraining(MeasurementOfRanks):
         checks.equal_parameters,
         checks.equal_traffic,
         checks.declared_bytes,
+        checks.order_of_transfers,
         checks.scheme_rule,
         checks.first_losses,
         checks.replica_update,

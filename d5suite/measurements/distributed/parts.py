@@ -12,30 +12,29 @@ from contextlib import contextmanager
 from typing import Any
 
 from d5suite.levels.distributed import Communicator, Scheme
+from d5suite.measurements.schemas import mapping, number, or_null
 
 STEPS = (3, 30)
 """Fewest and most steps whose parts are clocked; in between, a third of the timed steps."""
 
 COLLECTIVES = ("broadcast", "reduce", "all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["step_s", "computing_s", "communicating_s", "waiting_s", "overlapped_s"],
-    "description": "of a step, in steps of their own: computing + communicating + waiting - overlapped",
-    "properties": {
-        "step_s": {"type": "number", "minimum": 0},
-        "computing_s": {"type": "number", "minimum": 0, "description": "copies for messages included"},
-        "communicating_s": {"type": "number", "minimum": 0, "description": "in calls of the communicator"},
-        "waiting_s": {
-            "type": ["number", "null"], "minimum": 0,
-            "description": "in a barrier before each collective, for the slowest rank; null without collectives: "
-            "waiting for single messages is part of communicating_s",
-        },
-        "overlapped_s": {
-            "type": "number", "minimum": 0, "description": "of communicating_s and waiting_s, while the rank computes",
-        },
+SCHEMA = mapping(
+    {
+        "step_s": number(minimum=0),
+        "computing_s": number("copies for messages included", minimum=0),
+        "communicating_s": number("in calls of the communicator", minimum=0),
+        "waiting_s": or_null(
+            number(
+                "in a barrier before each collective, for the slowest rank; null without collectives: waiting for "
+                "single messages is part of communicating_s",
+                minimum=0,
+            )
+        ),
+        "overlapped_s": number("of communicating_s and waiting_s, while the rank computes", minimum=0),
     },
-}  # fmt: skip
+    description="of a step, in steps of their own: computing + communicating + waiting - overlapped",
+)
 
 
 def steps_of(timed: int) -> int:
@@ -71,6 +70,7 @@ def take_parts(scheme: Scheme, step: Callable[[], float], steps: int) -> dict[st
             before = clocks()
             took = step()
             found.append((took, *(after - earlier for after, earlier in zip(clocks(), before, strict=True))))
+        scheme.settle()
     took, exposed, communicating, waiting = (statistics.fmean(each) for each in zip(*found, strict=True))
     overlapped = max(0.0, communicating + waiting - exposed)
     return {

@@ -8,15 +8,12 @@ from d5suite.distributed.gathering import gather
 from d5suite.distributed.network import VARIABLES, named_interface
 from d5suite.instruments.placement import describe_placement
 from d5suite.levels.distributed import Communicator
-from d5suite.measurements.schemas import integer, mapping, or_null, text
+from d5suite.measurements.schemas import array, integer, mapping, or_null, text
 
-_NUMBERS = {"type": "array", "items": integer(minimum=0)}
+_NUMBERS = array(integer(minimum=0))
 
-SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "minItems": 1,
-    "description": "by rank: where it ran, and by which way its messages went",
-    "items": mapping(
+SCHEMA = array(
+    mapping(
         {
             "rank": integer(minimum=0),
             "host": text(),
@@ -30,7 +27,9 @@ SCHEMA: dict[str, Any] = {
             "nic_numa_node": or_null(integer("of the interface's card", minimum=0)),
         }
     ),
-}
+    "by rank: where it ran, and by which way its messages went",
+    minItems=1,
+)
 
 
 def placements(communicator: Communicator, device: str, transport: str = "") -> list[dict[str, Any]]:

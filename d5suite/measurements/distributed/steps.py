@@ -11,6 +11,7 @@ from typing import Any
 
 from d5suite.distributed.gathering import gather
 from d5suite.distributed.schemes import make_scheme
+from d5suite.distributed.schemes.all_reduce import AVERAGE
 from d5suite.errors import JobError, ValidationError
 from d5suite.instruments.clock import now
 from d5suite.instruments.sampling import Samples, quiet_interpreter
@@ -20,6 +21,7 @@ from d5suite.instruments.warmup import still_falls, warm_up
 from d5suite.levels.distributed import Replica, Scheme, Traffic
 from d5suite.levels.network import Arrays, Native
 from d5suite.measurements.base import STEP, Phase, Step
+from d5suite.measurements.distributed.ordering import ordering
 from d5suite.measurements.distributed.parts import steps_of, take_parts
 from d5suite.measurements.distributed.placement import placements
 from d5suite.measurements.training.steps import WHOLE
@@ -141,8 +143,10 @@ class DistributedStep(Step):
         yield Phase(self.workload.trainer, "step", WHOLE)
         yield Phase(self.replica, "gradients", "forward and backward")
         yield Phase(self.replica, "gradients_early", "forward and backward")
+        yield Phase(self.replica, "gradients_across", "update, forward and backward")
         yield Phase(self.replica, "apply", "update")
         yield Phase(self.scheme, "exposed", "communicate", "context", "task_wait")
+        yield Phase(self.scheme, "average", AVERAGE)
 
     def reset(self) -> None:
         self.workload.restart()
@@ -159,6 +163,11 @@ class DistributedStep(Step):
             self.scheme.serve()
         else:
             times = [self._step() for _ in range(count)]
+            start = now()
+            self.scheme.settle()
+            self.synchronize()
+            if times:
+                times[-1] += now() - start
         self._end_of_steps()
         if sockets:
             self.tcp_bytes += sum(moved(sockets, tcp_bytes())[: 1 + self._has_servers])
@@ -180,6 +189,7 @@ class DistributedStep(Step):
         return took
 
     def _end_of_steps(self) -> None:
+        self.scheme.settle()
         if self.serving:  # a server returns when all others have finished
             self.scheme.finish()
             self.scheme = self.make_scheme(self.replica)
@@ -293,6 +303,11 @@ class DistributedStep(Step):
                 "straggler_ratio": straggler,
                 "slowest_rank": slowest,
                 "spread": spread([self.times[rank] for rank in self.trainers]).to_dict(),
+                **(
+                    {}
+                    if opaque or communicator.size == 1
+                    else {"ordering": ordering(self.scheme, trained, samples.samples_s)}
+                ),
                 "parts": parts,
                 "ranks": [{"rank": rank, **each, "median_s": medians.get(rank)} for rank, each in enumerate(found)],
             },

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from d5suite.instruments.clock import now
 from d5suite.instruments.freshness import Durations, compare_durations, timed
-from d5suite.instruments.outside import measure_outside, time_fetches
+from d5suite.instruments.outside import measure_outside, time_fetches, time_work
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.measurements.base import check_computes, check_fetches, check_inside
 from d5suite.measurements.network.steps import TURNS, NetworkStep
@@ -51,7 +50,7 @@ def finished_answers(workload: NetworkWorkload, step: NetworkStep) -> Iterator[C
     """
     executor = workload.executor
     pending = [lambda native=native: executor.fetch(native) for native in step.answers.latest(LATEST)]
-    yield check_fetches(time_fetches(pending))
+    yield check_fetches(time_fetches(pending, workload.job.device))
 
 
 # Inference.
@@ -197,22 +196,24 @@ def work_outside(step: NetworkStep, arrays: Arrays) -> Check:
     arrays : mapping of str to numpy.ndarray
         A batch.
     """
-    executor = step.workload.executor
+    executor, device = step.workload.executor, step.workload.job.device
 
     def surround(number: int) -> float:
         batch = rolled(arrays, FIRST_PLACE + number)
         executor.synchronize()
-        times = [now()]
-        feed = executor.feed(batch)
-        executor.synchronize()
-        times.append(now())
-        native = step.call(feed)
+
+        def feed() -> Native:
+            made = executor.feed(batch)
+            executor.synchronize()
+            return made
+
+        made, fed_s = time_work(feed, device)
+        native = step.call(made)
         executor.synchronize()
         kept = {name: native[name] for name in step.answers.names}
-        times.append(now())
-        fetched.update(executor.fetch(kept))
-        times.append(now())
-        return times[1] - times[0] + times[3] - times[2]
+        answer, fetched_s = time_work(lambda: executor.fetch(kept), device)
+        fetched.update(answer)
+        return fed_s + fetched_s
 
     fetched: dict[str, np.ndarray] = {}
     surround(-1)

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from d5suite.errors import ValidationError
-from d5suite.instruments.clock import now
 from d5suite.instruments.freshness import ROUNDS, Durations, compare_durations, timed
-from d5suite.instruments.outside import Fetches, measure_outside, time_fetches
+from d5suite.instruments.outside import Fetches, measure_outside, time_fetches, time_work
 from d5suite.instruments.sampling import Samples, sample_kernel
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step, check_computes, check_fetches, check_inside
-from d5suite.measurements.schemas import integer, mapping, number, or_null, record, text
+from d5suite.measurements.schemas import array, boolean, by_name, integer, mapping, number, or_null, record, text
 from d5suite.measurements.tables import KERNELS
 from d5suite.network.work import traffic, work
 from d5suite.validate.check import Check
@@ -33,11 +32,7 @@ _RATES = {
 SCHEMA = record(
     {
         "operator": text("the ONNX operator, or a custom one as domain::Name"),
-        "shapes": {
-            "type": "object",
-            "additionalProperties": {"type": "array", "items": integer()},
-            "description": "of the node's inputs",
-        },
+        "shapes": by_name(array(integer()), "of the node's inputs"),
         "source": text("where the sizes are published"),
         "iterations": integer("calls per sample; samples are divided by it", minimum=1),
         "work": mapping(
@@ -47,28 +42,22 @@ SCHEMA = record(
             },
             description="of one call, counted from shapes",
         ),
-        "views": {
-            "type": "array",
-            "items": text(),
-            "description": "outputs or gradients that are views of existing memory: nothing is moved",
-        },
+        "views": array(text(), "outputs or gradients that are views of existing memory: nothing is moved"),
         "achieved": mapping(_RATES, description="work by median time"),
         "fraction_of_ceiling": mapping(_RATES, description="achieved rates by the ceilings; above 1 docs/operators.md"),
-        "ceiling": {
-            "type": "object",
-            "description": "the best of all backends in this run: a large matrix product and a large copy",
-            "additionalProperties": mapping({"value": number(exclusiveMinimum=0), "backend": text()}),
-        },
-        "accuracy": {
-            "type": "object",
-            "required": ["relative_l2", "l_inf", "ulp_max", "ulp_median"],
-            "additionalProperties": number(minimum=0),
-            "description": "of the worst tensor, against its reference",
-        },
+        "ceiling": by_name(
+            mapping({"value": number(exclusiveMinimum=0), "backend": text()}),
+            "the best of all backends in this run: a large matrix product and a large copy",
+        ),
+        "accuracy": by_name(
+            number(minimum=0),
+            "of the worst tensor, against its reference",
+            required=["relative_l2", "l_inf", "ulp_max", "ulp_median"],
+        ),
         "repeatability": mapping(
             {
                 "reruns": integer("calls after the one that was proved"),
-                "identical": {"type": "boolean", "description": "whether all gave the same bits"},
+                "identical": boolean("whether all gave the same bits"),
                 "variance": number("of an element, the largest", minimum=0),
             },
             description="of the answer, over reruns",
@@ -131,7 +120,7 @@ class KernelStep(Step):
 
         def keep(turn: int, result: Any) -> None:
             fetched: list[list[np.ndarray]] = []
-            self.fetches.append(time_fetches([lambda: fetched.append(self.fetch(result))]))
+            self.fetches.append(time_fetches([lambda: fetched.append(self.fetch(result))], self.workload.job.device))
             self.answers[turn] = fetched[0]
 
         samples, self.calls_per_sample = sample_kernel(
@@ -208,17 +197,18 @@ def work_outside(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check
 
     def surround(number: int) -> float:
         arrays = workload.operation.draw(workload.job.seed + FURTHER + ROUNDS + 2 + number)
-        times = [now()]
-        arguments = found.arguments if step.backward else operator.feed(arrays)
-        operator.synchronize()
-        times.append(now())
+
+        def feed() -> Sequence[Any]:
+            arguments = found.arguments if step.backward else operator.feed(arrays)
+            operator.synchronize()
+            return arguments
+
+        arguments, fed_s = time_work(feed, workload.job.device)
         result = found.call(*arguments)
         operator.synchronize(result)
-        times.append(now())
-        answer = step.fetch(result)
-        times.append(now())
+        answer, fetched_s = time_work(lambda: step.fetch(result), workload.job.device)
         sizes[0] = sum(array.nbytes for array in (*arrays, *answer) if array is not None)
-        return times[1] - times[0] + times[3] - times[2]
+        return fed_s + fetched_s
 
     surround(-1)
     yield check_inside(measure_outside(step.median_s, sizes[0], surround))

@@ -15,7 +15,7 @@ from d5suite.instruments.clock import now
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
-from d5suite.measurements.schemas import integer, mapping, number, record, text
+from d5suite.measurements.schemas import array, integer, mapping, number, record, text
 from d5suite.measurements.tables import Column, Table
 from d5suite.measurements.training import checks
 from d5suite.measurements.training.steps import TrainerStep
@@ -200,6 +200,7 @@ class TimeToAccuracy(Measurement):
     name = "time_to_accuracy"
     level = 2
     takes_turns = False
+    loads = True
     needs = ("gradient", "level 2")
     trains = True
     plot = "curves"
@@ -226,7 +227,7 @@ class TimeToAccuracy(Measurement):
     schema = record(
         {
             "target": TARGET,
-            "runs": {"type": "array", "minItems": 1, "items": mapping(RUN), "description": "one for each seed"},
+            "runs": array(mapping(RUN), "one for each seed", minItems=1),
         }
     )
 

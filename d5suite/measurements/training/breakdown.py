@@ -15,7 +15,7 @@ from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Native
 from d5suite.measurements.base import STEP, Measurement, Phase, Step
 from d5suite.measurements.network.checks import check_unseen, finished_answers
-from d5suite.measurements.schemas import number, record
+from d5suite.measurements.schemas import by_name, number, record
 from d5suite.measurements.tables import WORST_ERROR, Column, Table
 from d5suite.measurements.training import checks
 from d5suite.measurements.training.steps import WHOLE, TrainerStep
@@ -231,12 +231,11 @@ class Breakdown(Measurement):
     )
     schema = record(
         {
-            "breakdown_s": {
-                "type": "object",
-                "required": ["data_wait", "host_to_device", "forward", "backward", "update", "other"],
-                "additionalProperties": number(),
-                "description": "medians in seconds",
-            },
+            "breakdown_s": by_name(
+                number(),
+                "medians in seconds",
+                required=["data_wait", "host_to_device", "forward", "backward", "update", "other"],
+            ),
             "sum_over_step": number("sum of the parts over the median of whole steps; marked if more than 2% off"),
         }
     )

@@ -16,7 +16,7 @@ from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.instruments.threads import allowed_cpus
 from d5suite.measurements.base import Phase, Step
-from d5suite.measurements.schemas import integer, number, record, text
+from d5suite.measurements.schemas import choice, integer, number, record, text
 from d5suite.measurements.training.loader_proof import prove_known_images
 from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
@@ -34,7 +34,7 @@ loader and one from d5suite's. They hold different images; a forgotten normalisa
 factor of four."""
 
 
-FORMAT = {"enum": ["folder", "hdf5", "tfrecord", "recordio"], "description": "how the images are stored"}
+FORMAT = choice("folder", "hdf5", "tfrecord", "recordio", description="how the images are stored")
 
 SCHEMA = record(
     {

@@ -11,19 +11,7 @@ from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.schemas import record, text
 from d5suite.measurements.tables import RATIOS
-from d5suite.measurements.training import ratios
-from d5suite.measurements.training.loaders import (
-    FORMAT,
-    batches_per_sample,
-    check_native_batch,
-    check_neutral_batch,
-    copied,
-    native_batches,
-    native_loader_name,
-    neutral_batches,
-    prove_native_loader,
-    prove_neutral_loader,
-)
+from d5suite.measurements.training import loaders, ratios
 from d5suite.validate.check import Check
 from d5suite.workloads.network import NetworkWorkload
 
@@ -37,7 +25,7 @@ class CostOfLoadingStep(ratios.RatioStep):
     def __init__(self, workload: NetworkWorkload) -> None:
         super().__init__()
         self.workload = workload
-        self.count = batches_per_sample(workload)
+        self.count = loaders.batches_per_sample(workload)
         self.items = self.count * workload.case.batch_size
         self._streams: dict[str, Iterator[Any]] = {}
         self.taken = {"d5suite": 0, "native": 0}
@@ -48,15 +36,15 @@ class CostOfLoadingStep(ratios.RatioStep):
         """Start both loaders."""
         with contextlib.ExitStack() as started:  # if one fails to start, the other stops
             self._streams = {
-                "native": started.enter_context(native_batches(self.workload)),
-                "d5suite": started.enter_context(neutral_batches(self.workload)),
+                "native": started.enter_context(loaders.native_batches(self.workload)),
+                "d5suite": started.enter_context(loaders.neutral_batches(self.workload)),
             }
             self._running = started.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Stop both loaders."""
-        self.last = {name: copied(batch) for name, batch in self.last.items()}
+        self.last = {name: loaders.copied(batch) for name, batch in self.last.items()}
         self._running.close()
 
     def _consume(self, name: str, batches: int) -> Callable[[], None]:
@@ -66,7 +54,7 @@ class CostOfLoadingStep(ratios.RatioStep):
                 self.last[name] = next(self._streams[name])
             self.taken[name] += batches
             if name not in self.first:
-                self.first[name] = copied(self.last[name])
+                self.first[name] = loaders.copied(self.last[name])
 
         return run
 
@@ -85,15 +73,17 @@ class CostOfLoadingStep(ratios.RatioStep):
         )
 
     def record(self, samples: Samples) -> dict[str, Any]:
-        loader = {"loader": native_loader_name(self.workload), "format": self.workload.stored_as}
+        loader = {"loader": loaders.native_loader_name(self.workload), "format": self.workload.stored_as}
         return {**super().record(samples), **loader}
 
 
 def last_batches(workload: NetworkWorkload, step: CostOfLoadingStep) -> Iterator[Check]:
     """The last timed batch of both loaders: one may repeat a batch."""
     number = step.taken["d5suite"] - 1
-    yield from check_neutral_batch(workload, step.last["d5suite"], number, " of the last timed batch")
-    yield from check_native_batch(workload, step.last["native"], "the last timed batch of ", step.first["native"])
+    yield from loaders.check_neutral_batch(workload, step.last["d5suite"], number, " of the last timed batch")
+    yield from loaders.check_native_batch(
+        workload, step.last["native"], "the last timed batch of ", step.first["native"]
+    )
 
 
 class CostOfLoading(Measurement):
@@ -102,16 +92,19 @@ class CostOfLoading(Measurement):
     name = "cost_of_loading"
     level = 2
     takes_turns = False
+    loads = True
     needs = ("loader", "loader:{format}")
     runs_network = False
     table = RATIOS
     checks_after = (last_batches,)
-    schema = record({**ratios.SCHEMA["properties"], "loader": text("what it is compared with"), "format": FORMAT})
+    schema = record(
+        {**ratios.SCHEMA["properties"], "loader": text("what it is compared with"), "format": loaders.FORMAT}
+    )
 
     def prepare(self, workload: NetworkWorkload) -> Step:
         return CostOfLoadingStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
         """Prove the neutral pixels, and the framework's own batches."""
-        yield from prove_neutral_loader(workload)
-        yield from prove_native_loader(workload)
+        yield from loaders.prove_neutral_loader(workload)
+        yield from loaders.prove_native_loader(workload)

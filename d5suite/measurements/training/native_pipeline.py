@@ -6,21 +6,14 @@ from collections.abc import Iterable
 
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.tables import LOADING
-from d5suite.measurements.training.loaders import (
-    SCHEMA,
-    LoadingStep,
-    check_native_batch,
-    native_batches,
-    native_loader_name,
-    prove_native_loader,
-)
+from d5suite.measurements.training import loaders
 from d5suite.validate.check import Check
 from d5suite.workloads.network import NetworkWorkload
 
 
-def last_native_batch(workload: NetworkWorkload, step: LoadingStep) -> Iterable[Check]:
+def last_native_batch(workload: NetworkWorkload, step: loaders.LoadingStep) -> Iterable[Check]:
     """Shape, range and labels of the last timed batch: the loader may repeat its first one."""
-    return check_native_batch(workload, step.last, "the last timed batch of ", step.first)
+    return loaders.check_native_batch(workload, step.last, "the last timed batch of ", step.first)
 
 
 class NativeInputPipeline(Measurement):
@@ -29,15 +22,16 @@ class NativeInputPipeline(Measurement):
     name = "native_input_pipeline"
     level = 2
     takes_turns = False
+    loads = True
     needs = ("loader", "loader:{format}")
     runs_network = False
     table = LOADING
-    schema = SCHEMA
+    schema = loaders.SCHEMA
     checks_after = (last_native_batch,)
 
     def prepare(self, workload: NetworkWorkload) -> Step:
-        return LoadingStep(workload, native_loader_name(workload), native_batches)
+        return loaders.LoadingStep(workload, loaders.native_loader_name(workload), loaders.native_batches)
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
         """Prove that batches have the neutral shape and range, and known labels."""
-        return prove_native_loader(workload)
+        return loaders.prove_native_loader(workload)

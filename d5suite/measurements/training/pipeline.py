@@ -7,18 +7,12 @@ from typing import Any
 
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.tables import LOADING
-from d5suite.measurements.training.loaders import (
-    SCHEMA,
-    LoadingStep,
-    check_neutral_batch,
-    neutral_batches,
-    prove_neutral_loader,
-)
+from d5suite.measurements.training import loaders
 from d5suite.validate.check import Check
 from d5suite.workloads.network import NetworkWorkload
 
 
-class PipelineStep(LoadingStep):
+class PipelineStep(loaders.LoadingStep):
     """Read, decode, augment, normalise, feed."""
 
     def use(self, batch: Any) -> None:
@@ -31,7 +25,7 @@ class PipelineStep(LoadingStep):
 
 def last_batch(workload: NetworkWorkload, step: PipelineStep) -> Iterable[Check]:
     """Pixels of the last timed batch: the loader may repeat a batch, or deliver out of order."""
-    return check_neutral_batch(workload, step.last, step.taken - 1, " of the last timed batch")
+    return loaders.check_neutral_batch(workload, step.last, step.taken - 1, " of the last timed batch")
 
 
 class InputPipeline(Measurement):
@@ -40,15 +34,16 @@ class InputPipeline(Measurement):
     name = "input_pipeline"
     level = 2
     takes_turns = False
+    loads = True
     takes_memory = True
     runs_network = False
     table = LOADING
-    schema = SCHEMA
+    schema = loaders.SCHEMA
     checks_after = (last_batch,)
 
     def prepare(self, workload: NetworkWorkload) -> Step:
-        return PipelineStep(workload, "d5suite.data.Loader", neutral_batches)
+        return PipelineStep(workload, "d5suite.data.Loader", loaders.neutral_batches)
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
         """Compare pixels from the worker processes with the same images decoded in this process."""
-        return prove_neutral_loader(workload)
+        return loaders.prove_neutral_loader(workload)

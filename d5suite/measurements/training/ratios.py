@@ -8,16 +8,16 @@ from typing import Any
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Step
-from d5suite.measurements.schemas import integer, mapping, number, record
+from d5suite.measurements.schemas import array, choice, integer, mapping, number, record
 from d5suite.statistics.ratios import Ratio, paired_ratio
 
 SCHEMA = record(
     {
-        "compared_with": {"enum": ["hand_written", "native"], "description": "the other way, timed in turn"},
+        "compared_with": choice("hand_written", "native", description="the other way, timed in turn"),
         "ratio": mapping(
             {
                 "median": number("of the ratios of rounds"),
-                "ci95": {"type": "array", "items": number(), "description": "95% interval of that median"},
+                "ci95": array(number(), "95% interval of that median"),
                 "rounds": integer("in which both took a turn"),
             },
             description="d5suite's time over the other way's",

@@ -79,7 +79,8 @@ def prove_training(workload: NetworkWorkload) -> Iterator[Check]:
 def _checks(workload: NetworkWorkload) -> Iterator[Check]:
     case, count = workload.case, workload.oracle_batch
     steps = [(images[:count], labels[:count]) for images, labels in workload.batches[: case.validation_steps]]
-    peers = {name: runs for runs, name in (load_runs(Path(path)) for path in case.peers)}
+    proved = [path for each in case.peers if (path := Path(each)).exists()]
+    peers = {name: runs for runs, name in map(load_runs, proved)}
     exact = workload.exact
     workload.restore(exact)
     native = workload.backend.trainer(exact, workload.optimizer)
@@ -144,8 +145,11 @@ def _agreements(
 
 
 def _save(workload: NetworkWorkload, recorded: Sequence[Trajectory]) -> None:
+    """Save the runs that other backends compare theirs with."""
     if workload.case.trajectory:
-        save_runs(Path(workload.case.trajectory), str(workload.selection), recorded)
+        least = min(FORMULA_STEPS, len(recorded[-1].losses))
+        compared = [run for run in recorded if len(run.losses) >= least]
+        save_runs(Path(workload.case.trajectory), str(workload.selection), compared)
 
 
 def _run_as_timed(trainer: Trainer, steps: BatchList) -> Trajectory:

@@ -1,10 +1,11 @@
-"""Element-wise nodes: bounds, ratios and slopes.
+"""Element-wise nodes: attributes, bounds, ratios and slopes.
 
 Imports `d5suite.network`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from d5suite.network import Node
@@ -26,6 +27,24 @@ NUMPY_BINARY: dict[str, str] = {
     "Sub": "subtract", "Xor": "logical_xor",
 }  # fmt: skip
 """Operators of two tensors, likewise."""
+
+
+def with_attributes(function: Callable[..., Any], node: Node, *names: str, **renamed: str) -> Callable[..., Any]:
+    """Return a function that also gets attributes of a node, as keyword arguments.
+
+    Parameters
+    ----------
+    function : callable
+        Takes the node's inputs and these arguments.
+    node : Node
+    *names : str
+        Attributes whose arguments have the same names.
+    **renamed : str
+        Further attributes by the names of their arguments.
+    """
+    wanted = {**dict(zip(names, names, strict=True)), **renamed}
+    settings = {key: node.attributes[name] for key, name in wanted.items()}
+    return (lambda *xs: function(*xs, **settings)) if settings else function
 
 
 def read_clip(node: Node, context: NodeContext) -> tuple[Any, Any]:

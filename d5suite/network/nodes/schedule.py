@@ -49,7 +49,8 @@ def schedule(network: Network, wanted: str | Sequence[str], *, training: bool) -
     Raises
     ------
     NetworkError
-        If a further output of a node is needed, except of `SEVERAL_OUTPUTS`.
+        If an output other than a node's first is needed, and its operator is not in
+        `SEVERAL_OUTPUTS`.
     """
     wanted = [wanted] if isinstance(wanted, str) else wanted
     nodes = network.nodes_for(wanted)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d5suite.errors import D5Error, describe_error
@@ -162,21 +161,25 @@ def _kind(page: Page, group: Group) -> str | None:
     return kind if isinstance(kind, str) and kind in PLOTS else None
 
 
-def _all_series(page: Page, failed: list[str]) -> dict[tuple[str, str], dict[str, list[float]]]:
-    """Return the series that curves are drawn from, by file and benchmark."""
-    wanted = {
+def with_curves(page: Page) -> set[tuple[str, str]]:
+    """Return the mark of the file and the name of each benchmark whose series are drawn."""
+    return {
         (row.file, row.record["fullname"])
         for _, group in page.groups
         if (kind := _kind(page, group)) is not None and PLOTS[kind].of_series
         for row in group.rows
     }
+
+
+def _all_series(page: Page, failed: list[str]) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """Return the series that curves are drawn from, by file and benchmark."""
+    wanted = with_curves(page)
     series: dict[tuple[str, str], dict[str, list[float]]] = {}
     for source in page.sources:
         names = [name for mark, name in wanted if mark == source.mark]
-        beside = source.path.resolve().parent / Path(str(source.ours.get("series", ""))).name
-        if names and beside.is_file():
+        if names and source.beside is not None:
             try:
-                series |= {(source.mark, name): each for name, each in read_series(beside, names).items()}
+                series |= {(source.mark, name): each for name, each in read_series(source.beside, names).items()}
             except D5Error as error:
                 failed.append(str(error))
     return series

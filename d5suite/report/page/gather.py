@@ -219,6 +219,13 @@ class ResultFile:
         words = self.ours.get("command")
         return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
+    @property
+    def beside(self) -> Path | None:
+        """The file of its series; None if it names none, or that is missing."""
+        name = Path(str(self.ours.get("series") or "")).name
+        path = self.path.resolve().parent / name
+        return path if name and path.is_file() else None
+
 
 @dataclass
 class Page:
@@ -323,7 +330,7 @@ def _series(source: ResultFile) -> str:
     name = source.ours.get("series", "")
     if not name:
         return "it names no series"
-    there = (source.path.resolve().parent / Path(name).name).is_file()
+    there = source.beside is not None
     return f"series: {name}" if there else f"the series {name} are not beside it: nothing is drawn from them"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from d5suite.report.layers import SORTS, Comparison, LayerRow, comparisons
+from d5suite.report.layers import SORTS, Comparison, LayerRow, comparisons, reorders
 from d5suite.report.page.facts import seconds
 from d5suite.report.page.gather import Page
 from d5suite.report.reading import ResultKey
@@ -62,7 +62,10 @@ def _step(found: Comparison, backend: str) -> tuple[str, ...]:
     elsewhere = ", ".join(f"{name} {each / part['step_s']:.0%}" for name, each in part["other"].items())
     left = part.get("left_over_s", 0.0) / part["step_s"]
     figures = f"{part['slowdown']:.2f}", f"{part['coverage']:.0%}", elsewhere or "–", f"{left:.0%}"
-    return backend, seconds(part["plain_step_s"]), *figures, part["method"]
+    count, took = reorders(part)
+    more = [f"{count:.0f} changes of layout by oneDNN, {took / part['plain_step_s']:.1%} of the step"] if count else []
+    said = "; ".join([part["method"], *more, *part.get("notes", [])])
+    return backend, seconds(part["plain_step_s"]), *figures, said
 
 
 def _row(found: Comparison, row: LayerRow) -> dict[str, Any]:

@@ -1,12 +1,7 @@
-"""The page of gathered results, as one HTML text.
-
-Jinja2 escapes all texts from results. The page names its own script by digest, so no other may run.
-Imports jinja2 and its neighbours.
-"""
+"""The page of gathered results, as one HTML text. Imports jinja2 and its neighbours."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import math
@@ -16,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from d5suite.measurements.tables import IN_WIDE_TERMINAL
+from d5suite.models.ceilings import Ceilings
 from d5suite.report.contests import Contest, ranks_of
+from d5suite.report.document import document
 from d5suite.report.formats import times
 from d5suite.report.history import dated, figures_of
 from d5suite.report.page.facts import distinct, facts_of, rate, seconds, shortened
@@ -32,8 +28,11 @@ from d5suite.report.page.layers import layer_tables
 from d5suite.report.page.sentences import conditions, headline, noise, notices, subtitle, summary
 from d5suite.report.page.sparklines import history_strip, lead_strip, samples_strip
 from d5suite.report.page.svg import inline
+from d5suite.report.page.why import why
 from d5suite.report.parts import negative_parts
 from d5suite.report.runs import machine_of
+from d5suite.report.tuning import CourseRows
+from d5suite.report.tuning import draw as draw_course
 from d5suite.statistics.ratios import Ratio
 
 LARGEST_LEAD = 100.0
@@ -45,6 +44,9 @@ MOST_PICTURES = 40
 MOST_TRENDS = 12
 """Most pictures of a history on a page; changed benchmarks come first."""
 
+MOST_TRIALS = 300
+"""Most trials of a search on a page."""
+
 MOST_CHECKS = 60
 """Most checks among a row's details."""
 
@@ -52,6 +54,8 @@ PARTS = (
     ("verdict", "Verdict"),
     ("grid", "Cases and backends"),
     ("cases", "Results"),
+    ("why", "Why"),
+    ("tuning", "Tuning"),
     ("layers", "Layers"),
     ("history", "History"),
     ("machine", "Machines"),
@@ -98,7 +102,10 @@ class GridRow(NamedTuple):
     search: str
 
 
-def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -> str:
+def render(
+    page: Page, title: str, histories: Sequence[BenchmarkHistory] = (), ceilings: Ceilings | None = None,
+    courses: Sequence[CourseRows] = (),
+) -> str:  # fmt: skip
     """Return the page as HTML.
 
     Parameters
@@ -106,42 +113,46 @@ def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -
     page : Page
     title : str
     histories : sequence of BenchmarkHistory, optional
+    ceilings : Ceilings, optional
+        Of the machine that made the results.
+    courses : sequence of CourseRows, optional
+        Of searches for faster settings.
     """
     from d5suite import __version__
 
-    folder = Path(__file__).parent
-    style, script = (_stripped((folder / f"page.{kind}").read_text(encoding="utf-8")) for kind in ("css", "js"))
-    environment = Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        shortened=shortened,
-        cut=_cut(page),
-        negative_parts=negative_parts,
-        times=times,
-        without_terminal=lambda note: note.replace(IN_WIDE_TERMINAL, ""),
-        drawn=_drawn,
-        told_samples=_told_samples,
-        sum_rows=lambda groups: sum(len(group.rows) + 1 for group in groups),
-    )
+    filters: dict[str, Callable[..., Any]] = {
+        "shortened": shortened,
+        "cut": _cut(page),
+        "negative_parts": negative_parts,
+        "times": times,
+        "without_terminal": lambda note: note.replace(IN_WIDE_TERMINAL, ""),
+        "drawn": _drawn,
+        "told_samples": _told_samples,
+        "sum_rows": lambda groups: sum(len(group.rows) + 1 for group in groups),
+    }
     drawn, undrawn = _pictures(page, histories)
+    explained = why(page, ceilings)
     layers, wrong = list(layer_tables(page)), [row for row in page.rows if row.failed]
-    content = environment.get_template("page.html").render(
+    optional: dict[str, object] = {
+        "history": histories, "layers": layers, "why": explained.told or explained.pictures, "tuning": courses,
+    }  # fmt: skip
+    content = document(
+        Path(__file__).with_name("page.html"),
+        filters=filters,
         page=page,
         title=title,
         subtitle=subtitle(page),
-        parts=[part for part in PARTS if {"history": histories, "layers": layers}.get(part[0], True)],
+        parts=[part for part in PARTS if optional.get(part[0], True)],
         layers=layers,
+        why=explained,
+        tuning=[
+            (each, _course_picture(each, number), max(0, len(each.trials) - MOST_TRIALS))
+            for number, each in enumerate(courses)
+        ],
+        most_trials=MOST_TRIALS,
         pictures=drawn,
         histories=list(_divided([_history_row(each) for each in histories])),
-        style=Markup(style),  # noqa: S704  our own files
-        script=Markup(script),  # noqa: S704
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=Markup(_embedded(_details(page))),  # noqa: S704  JSON without <, > and &
+        data=_details(page),
         notices=[*notices(page), *undrawn],
         summary=summary(page),
         leads=list(_divided(list(_leads(page)))),
@@ -170,14 +181,8 @@ def _cut(page: Page) -> Callable[[str, int], str]:
     return cut
 
 
-def _stripped(text: str) -> str:
-    return "\n".join(line.strip() for line in text.splitlines() if line.strip())
-
-
-def _embedded(value: Any) -> str:
-    """Return JSON that is safe inside HTML."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+def _course_picture(course: CourseRows, number: int) -> Markup:
+    return Markup(inline(draw_course([course]), f"t{number}", f"Course of the search: {course.title}"))  # noqa: S704
 
 
 def _divided(lines: Sequence[Any]) -> Iterator[Sequence[Any]]:

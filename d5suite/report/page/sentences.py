@@ -35,7 +35,7 @@ def summary(page: Page) -> list[tuple[str, str]]:
 
 
 def headline(page: Page) -> str:
-    """Return sentences on the fastest backends."""
+    """Return sentences about the fastest backends."""
     contests = _contests(page)
     if not contests:
         return "Nothing to compare: no case was measured on two backends under equal conditions."

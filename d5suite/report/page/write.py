@@ -12,6 +12,7 @@ from pathlib import Path
 
 from d5suite.errors import ConfigurationError
 from d5suite.files import write_bytes
+from d5suite.models.ceilings import Ceilings
 from d5suite.report.page.csv_files import csv_files
 from d5suite.report.page.facts import shortened
 from d5suite.report.page.figures import draw, pictures
@@ -20,6 +21,7 @@ from d5suite.report.page.history import BenchmarkHistory
 from d5suite.report.page.history_charts import history_charts
 from d5suite.report.page.render import render
 from d5suite.report.page.svg import to_png, to_svg
+from d5suite.report.tuning import CourseRows
 from d5suite.statistics.decisions import Threshold
 
 HEIGHT = "80vh"
@@ -56,6 +58,8 @@ def page_of(
     between_runs: float = Threshold().between_runs,
     title: str = "",
     histories: Sequence[BenchmarkHistory] = (),
+    ceilings: Ceilings | None = None,
+    courses: Sequence[CourseRows] = (),
 ) -> tuple[Page, str]:
     """Gather result files and render their page.
 
@@ -69,7 +73,7 @@ def page_of(
     named = ", ".join(shortened(case, 40) for case in list(cases)[:3]) + (
         f" and {len(cases) - 3} more" * (len(cases) > 3)
     )
-    return page, render(page, shortened(title or f"Benchmarks of {named}", 160), histories)
+    return page, render(page, shortened(title or f"Benchmarks of {named}", 160), histories, ceilings, courses)
 
 
 def save(path: Path, content: str) -> None:

@@ -116,6 +116,7 @@
   const canvas = byId('canvas'); const context = canvas.getContext('2d');
   const stripCanvas = byId('strip-canvas'); const stripContext = stripCanvas.getContext('2d');
   const view = { begin: 0, end: length, scroll: 0, folded: false, hits: null, chosen: null };
+  const FONT = '11px system-ui, sans-serif';
   let width = 0; let gutter = 110; let shown = 400; let colours = {}; let queued = false;
   const span = () => view.end - view.begin;
   const whole = () => (view.folded ? facts.longest_step : length);
@@ -184,7 +185,7 @@
     queued = false;
     const started = performance.now();
     context.fillStyle = colours.paper; context.fillRect(0, 0, width, shown);
-    context.font = '11px system-ui, sans-serif'; context.textBaseline = 'alphabetic';
+    context.font = FONT; context.textBaseline = 'alphabetic';
     context.save(); context.beginPath(); context.rect(gutter, AXIS, width - gutter, shown - AXIS); context.clip();
     for (const row of rows) {
       const top = row.top - view.scroll;
@@ -262,7 +263,7 @@
   const drawStrip = () => {
     const tall = 48; const name = byId('strip').value;
     stripContext.fillStyle = colours.paper; stripContext.fillRect(0, 0, width, tall);
-    stripContext.font = '11px system-ui, sans-serif'; stripContext.fillStyle = colours.soft;
+    stripContext.font = FONT; stripContext.fillStyle = colours.soft;
     const own = readings.filter((each) => each.name === name);
     if (view.folded) return;
     if (name === '') {
@@ -300,7 +301,10 @@
   const queue = () => { if (!queued) { queued = true; requestAnimationFrame(draw); } };
   const resize = () => {
     const ratio = devicePixelRatio || 1;
-    width = byId('frame').clientWidth; gutter = width < 560 ? 72 : 110;
+    width = byId('frame').clientWidth;
+    context.font = FONT;
+    const widest = Math.max(...locations.slice(0, 1000).map((each) => context.measureText(each.process).width));
+    gutter = Math.min(Math.max(width < 560 ? 72 : 110, Math.ceil(widest) + 12), Math.floor(0.3 * width));
     shown = Math.min(height + 2, Math.max(220, Math.round(innerHeight * 0.62)));
     for (const [one, two, tall] of [[canvas, context, shown], [stripCanvas, stripContext, 48]]) {
       one.width = Math.round(width * ratio); one.height = Math.round(tall * ratio); one.style.height = `${tall}px`;

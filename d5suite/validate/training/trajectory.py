@@ -6,8 +6,9 @@ Imports h5py, NumPy and the contract; no framework.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import h5py
@@ -48,12 +49,39 @@ class Trajectory:
 
 def save_runs(path: Path, backend: str, runs: Sequence[Trajectory]) -> None:
     """Write runs of different lengths atomically, with the name of the backend that made them."""
-    with atomic_hdf5(path) as file:
+    with atomic_hdf5(path, durable=False) as file:  # hundreds of megabytes, for this run only
         file.attrs["backend"] = backend
         for run in {len(each.losses): each for each in runs}.values():
             group = file.create_group(str(len(run.losses)))
             group["losses"] = run.losses
             write_arrays(group.create_group("parameters"), run.parameters)
+
+
+class SavedParameters(Mapping[str, np.ndarray]):
+    """The parameters of a saved run, which are read when they are first needed.
+
+    A file may hold gigabytes: two runs of a large network in float64. A comparison needs one.
+    """
+
+    def __init__(self, path: Path, steps: str) -> None:
+        self._path, self._steps = path, steps
+
+    @cached_property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        try:
+            with h5py.File(self._path, "r") as file:
+                return read_arrays(file[self._steps]["parameters"])
+        except (OSError, KeyError, ValueError) as error:
+            raise _unreadable(self._path, error) from error
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
 
 
 def load_runs(path: Path) -> tuple[dict[int, Trajectory], str]:
@@ -62,17 +90,21 @@ def load_runs(path: Path) -> tuple[dict[int, Trajectory], str]:
     Raises
     ------
     JobError
-        If the file is missing or holds no such runs.
+        If the file is missing or holds no such runs; of parameters, when they are first needed.
     """
     try:
         with h5py.File(path, "r") as file:
             runs = {
-                int(steps): Trajectory(group["losses"][()], read_arrays(group["parameters"]))
+                int(steps): Trajectory(group["losses"][()], SavedParameters(path, steps))
                 for steps, group in file.items()
             }
             return runs, str(file.attrs["backend"])
     except (OSError, KeyError, ValueError) as error:
-        raise JobError(f"cannot read the training run: {error}", where=str(path)) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> JobError:
+    return JobError(f"cannot read the training run: {error}", where=str(path))
 
 
 BatchList = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -138,8 +170,9 @@ def train(
         if scaled:
             repeat_until_updated(trainer, feeds, updates := updates + 1)
         losses.append(loss_of(executor, native, loss))
-        ended = [len(losses) in early, len(losses) == len(steps)]
-        found += [Trajectory(np.array(losses), executor.parameters()) for end in ended if end]
+        ended = (len(losses) in early) + (len(losses) == len(steps))
+        if ended:
+            found += [Trajectory(np.array(losses), executor.parameters())] * ended
     if pending:
         losses = [loss_of(executor, native, loss) for native in pending]
         found.append(Trajectory(np.array(losses), executor.parameters()))

@@ -59,6 +59,7 @@ BACKEND = Backend(
                          "SoftmaxCrossEntropyLoss"}),
     tolerances={"fp32": _TOLERANCE},
     absent=_ABSENT,
+    variables=("FAULTY_FAULT",),
     environment={"engine": {"FAULTY_ENGINE": "other"}, "exclusive": {"FAULTY_ENGINE": "third"}},
     mode_requires={"engine": {"no_such_engine": "pip install no-such-engine"}},
 )  # fmt: skip

@@ -50,6 +50,7 @@ class Executor(level1.Executor):
         Executor.calls += 1
         fault, _, batch = os.environ.get("FAULTY_FAULT", "").partition(":")
         mode = fault if len(feed[self.network.input]) == int(batch or 0) else self.mode
+        mode = os.environ.get("FAULTY_MORE") or mode
         if mode == "raises":
             raise RuntimeError("the kernel is missing")
         self.made += 1

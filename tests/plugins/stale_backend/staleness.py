@@ -68,6 +68,13 @@ class Stale:
         return self.halve(answer) if mode == "half" and count > PATIENCE else answer
 
 
+def compute(seconds: float) -> None:
+    """Keep a CPU busy for so long, as work does."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
 class Promises:
     """Answers that are computed when they are fetched, in the modes that promise them."""
 
@@ -85,7 +92,7 @@ class Promises:
         answer: dict[Any, Any] = {}
 
         def work() -> None:
-            time.sleep(self.work_s)
+            compute(self.work_s)
             answer.update(function())
 
         self.pending.append(work)

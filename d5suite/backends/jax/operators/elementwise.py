@@ -13,19 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast
-from d5suite.levels.layouts import converting, same
+from d5suite.levels.layouts import converting, same, unary
 from d5suite.network import Node
 from d5suite.network.nodes.elementwise import NUMPY_BINARY, NUMPY_UNARY, infinite_signs, read_clip, read_dropout
-
-
-def unary(function: Call) -> Factory:
-    """Return a factory for a function of one tensor."""
-
-    def factory(node: Node, context: Context) -> Call:
-        context.keep_layout(node)
-        return function
-
-    return factory
 
 
 def binary(function: Call) -> Factory:
@@ -38,37 +28,12 @@ def binary(function: Call) -> Factory:
     return factory
 
 
-def leaky_relu(node: Node, context: Context) -> Call:
-    alpha = node.attributes["alpha"]
-    return unary(lambda x: jax.nn.leaky_relu(x, alpha))(node, context)
-
-
-def elu(node: Node, context: Context) -> Call:
-    alpha = node.attributes["alpha"]
-    return unary(lambda x: jax.nn.elu(x, alpha))(node, context)
-
-
-def selu(node: Node, context: Context) -> Call:
-    alpha, gamma = node.attributes["alpha"], node.attributes["gamma"]  # `jax.nn.selu` has other digits
-    return unary(lambda x: gamma * jax.nn.elu(x, alpha))(node, context)
-
-
-def hard_sigmoid(node: Node, context: Context) -> Call:
-    alpha, beta = node.attributes["alpha"], node.attributes["beta"]
-    return unary(lambda x: jnp.clip(alpha * x + beta, 0, 1))(node, context)
-
-
 def _mish(x: Any) -> Any:
     return x * jnp.tanh(jax.nn.softplus(x))
 
 
 def _pow(x: Any, y: Any) -> Any:
     return jnp.power(x, y).astype(x.dtype)
-
-
-def gelu(node: Node, context: Context) -> Call:
-    approximate = node.attributes["approximate"] == "tanh"
-    return unary(lambda x: jax.nn.gelu(x, approximate))(node, context)
 
 
 def _divide(x: Any, y: Any) -> Any:
@@ -101,11 +66,6 @@ def dropout(node: Node, context: Context) -> Call:
         return (y, kept) if masked else y
 
     return call
-
-
-def thresholded_relu(node: Node, context: Context) -> Call:
-    alpha = node.attributes["alpha"]
-    return unary(lambda x: jnp.where(x > alpha, x, 0))(node, context)
 
 
 def _p_relu(x: Any, slope: Any) -> Any:
@@ -144,15 +104,22 @@ OPERATORS: dict[str, Factory] = {
     **{name: binary(getattr(jnp, function)) for name, function in NUMPY_BINARY.items()},
     "Add": binary(jnp.add),
     "Div": binary(_divide),
+    "Elu": unary(jax.nn.elu, "alpha"),
     "Erf": unary(lax.erf),
+    "Gelu": unary(lambda x, approximate: jax.nn.gelu(x, approximate == "tanh"), "approximate"),
+    "HardSigmoid": unary(lambda x, alpha, beta: jnp.clip(alpha * x + beta, 0, 1), "alpha", "beta"),
     "HardSwish": unary(jax.nn.hard_swish),
     "Identity": unary(same),
+    "LeakyRelu": unary(jax.nn.leaky_relu, negative_slope="alpha"),
     "Mish": unary(_mish),
     "PRelu": binary(_p_relu),
     "Pow": binary(_pow),
     "Relu": unary(jax.nn.relu),
+    # `jax.nn.selu` has other digits.
+    "Selu": unary(lambda x, alpha, gamma: gamma * jax.nn.elu(x, alpha), "alpha", "gamma"),
     "Sigmoid": unary(jax.nn.sigmoid),
     "Softplus": unary(jax.nn.softplus),
     "Softsign": unary(jax.nn.soft_sign),
     "Sum": binary(jnp.add),
+    "ThresholdedRelu": unary(lambda x, alpha: jnp.where(x > alpha, x, 0), "alpha"),
 }

@@ -15,14 +15,8 @@ from keras import Variable, layers, ops
 from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function
 from d5suite.levels.layouts import converting, same
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import (
-    NUMPY_BINARY,
-    NUMPY_UNARY,
-    infinite_signs,
-    is_clip_fixed,
-    read_clip,
-    read_dropout,
-)
+from d5suite.network.nodes import elementwise as nodes
+from d5suite.network.nodes.elementwise import NUMPY_BINARY, NUMPY_UNARY
 
 
 def activation(layer: Any, **arguments: Any) -> Factory:
@@ -35,33 +29,18 @@ def activation(layer: Any, **arguments: Any) -> Factory:
     return factory
 
 
-def unary(function: Function) -> Factory:
-    """Return a factory for a function of one tensor in any layout."""
+def unary(function: Function, *names: str) -> Factory:
+    """Return a factory for a function of one tensor in any layout, and of attributes of a node."""
 
     def factory(node: Node, context: Context) -> Any:
         context.keep_layout(node)
-        return context.calculate(node, function)
+        return context.calculate(node, nodes.with_attributes(function, node, *names))
 
     return factory
 
 
 def leaky_relu(node: Node, context: Context) -> Any:
     return activation(layers.LeakyReLU, negative_slope=node.attributes["alpha"])(node, context)
-
-
-def elu(node: Node, context: Context) -> Any:
-    alpha = node.attributes["alpha"]
-    return unary(lambda x: ops.elu(x, alpha))(node, context)
-
-
-def selu(node: Node, context: Context) -> Any:
-    alpha, gamma = node.attributes["alpha"], node.attributes["gamma"]  # `ops.selu` has other digits
-    return unary(lambda x: gamma * ops.elu(x, alpha))(node, context)
-
-
-def hard_sigmoid(node: Node, context: Context) -> Any:
-    alpha, beta = node.attributes["alpha"], node.attributes["beta"]
-    return unary(lambda x: ops.clip(alpha * x + beta, 0, 1))(node, context)
 
 
 def _mish(x: Any) -> Any:
@@ -100,7 +79,7 @@ def _add(x: Any, y: Any) -> Any:
 
 
 def binary(layer: Any, function: Function) -> Factory:
-    """Return a factory for a layer that merges equal shapes, or for its function elsewhere."""
+    """Return a factory that merges equal shapes by a layer, and other shapes by a function."""
 
     def factory(node: Node, context: Context) -> Any:
         converters = context.aligned(node)
@@ -135,7 +114,7 @@ def mod(node: Node, context: Context) -> Any:
 
 
 def is_inf(node: Node, context: Context) -> Any:
-    found = [sign * math.inf for sign, wanted in zip((-1, 1), infinite_signs(node), strict=True) if wanted]
+    found = [sign * math.inf for sign, wanted in zip((-1, 1), nodes.infinite_signs(node), strict=True) if wanted]
     return unary(lambda x: reduce(ops.logical_or, [ops.equal(x, each) for each in found], ops.zeros_like(x, "bool")))(
         node, context
     )
@@ -143,8 +122,8 @@ def is_inf(node: Node, context: Context) -> Any:
 
 def clip(node: Node, context: Context) -> Any:
     context.keep_layout(node)
-    if is_clip_fixed(node, context):
-        low, high = read_clip(node, context)
+    if nodes.is_clip_fixed(node, context):
+        low, high = nodes.read_clip(node, context)
         if low is not None and high is not None and low <= high:  # TensorFlow's clip is undefined elsewhere
             return context.calculate(node, lambda x, *_: ops.clip(x, low, high))
 
@@ -156,7 +135,7 @@ def clip(node: Node, context: Context) -> Any:
 
 
 def dropout(node: Node, context: Context) -> Any:
-    ratio = read_dropout(node, context)
+    ratio = nodes.read_dropout(node, context)
     if context.single and len(node.outputs) > 1:
         return _dropout_with_mask(node, context, ratio)
     factory = activation(layers.Dropout, rate=ratio) if ratio else activation(layers.Identity)
@@ -172,11 +151,6 @@ def _dropout_with_mask(node: Node, context: Context, ratio: float) -> Any:
     factors = layers.Dropout(ratio, **context.settings(node))(ones)
     apply = Calculation(lambda y, f: (y * f, f != 0), [..., ...], None, **context.settings(node, ".apply"))
     return tuple(apply([x, factors]))
-
-
-def thresholded_relu(node: Node, context: Context) -> Any:
-    alpha = node.attributes["alpha"]
-    return unary(lambda x: ops.where(x > alpha, x, ops.zeros_like(x)))(node, context)
 
 
 def _p_relu(x: Any, slope: Any) -> Any:
@@ -217,7 +191,9 @@ OPERATORS: dict[str, Factory] = {
     **{name: unary(getattr(ops, function)) for name, function in NUMPY_UNARY.items()},
     **{name: binary(None, getattr(ops, function)) for name, function in NUMPY_BINARY.items()},
     "Add": binary(layers.Add, _add),
+    "Elu": unary(ops.elu, "alpha"),
     "Erf": unary(ops.erf),
+    "HardSigmoid": unary(lambda x, alpha, beta: ops.clip(alpha * x + beta, 0, 1), "alpha", "beta"),
     "HardSwish": unary(ops.hard_silu),
     "Identity": activation(layers.Identity),
     "Max": binary(layers.Maximum, ops.maximum),
@@ -227,10 +203,13 @@ OPERATORS: dict[str, Factory] = {
     "PRelu": binary(None, _p_relu),
     "Pow": binary(None, _pow),
     "Relu": activation(layers.ReLU),
+    # `ops.selu` has other digits.
+    "Selu": unary(lambda x, alpha, gamma: gamma * ops.elu(x, alpha), "alpha", "gamma"),
     "Sigmoid": activation(layers.Activation, activation="sigmoid"),
     "Softplus": unary(ops.softplus),
     "Softsign": unary(ops.softsign),
     "Sub": binary(layers.Subtract, ops.subtract),
     "Sum": binary(layers.Add, _add),
     "Tanh": activation(layers.Activation, activation="tanh"),
+    "ThresholdedRelu": unary(lambda x, alpha: ops.where(x > alpha, x, ops.zeros_like(x)), "alpha"),
 }

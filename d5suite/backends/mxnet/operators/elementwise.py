@@ -16,7 +16,8 @@ import numpy as np
 from d5suite.backends.mxnet.operators.context import ARRAY_TYPES, Call, Context, Factory, rounded
 from d5suite.errors import NetworkError
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import NUMPY_UNARY, infinite_signs, read_clip, read_dropout, slopes_of_channels
+from d5suite.network.nodes import elementwise as nodes
+from d5suite.network.nodes.elementwise import NUMPY_UNARY
 
 
 def identity(node: Node, context: Context) -> Call:
@@ -26,6 +27,11 @@ def identity(node: Node, context: Context) -> Call:
         if isinstance(x, bool | int | float)
         else F.identity(x)  # an output may be constant
     )
+
+
+def formula(function: Call, *names: str) -> Factory:
+    """Return a factory for a function of `F`, a node's inputs and some of its attributes."""
+    return lambda node, context: nodes.with_attributes(function, node, *names)
 
 
 def activation(kind: str) -> Factory:
@@ -89,14 +95,8 @@ def leaky_relu(node: Node, context: Context) -> Call:
     return lambda F, x: F.LeakyReLU(x, act_type="leaky", slope=slope)
 
 
-def elu(node: Node, context: Context) -> Call:
-    alpha = node.attributes["alpha"]
-    return lambda F, x: F.LeakyReLU(x, act_type="elu", slope=alpha)
-
-
-def selu(node: Node, context: Context) -> Call:
-    alpha, gamma = node.attributes["alpha"], node.attributes["gamma"]  # the kernel has other digits
-    return lambda F, x: gamma * (F.relu(x) + alpha * F.expm1(-F.relu(-x)))
+def _selu(F: Any, x: Any, alpha: float, gamma: float) -> Any:
+    return gamma * (F.relu(x) + alpha * F.expm1(-F.relu(-x)))  # the kernel has other digits
 
 
 def hard_sigmoid(node: Node, context: Context) -> Call:
@@ -114,10 +114,6 @@ def softplus(node: Node, context: Context) -> Call:
     if context.dtype == "float64":  # the kernel returns x from 20 on
         return _softplus
     return activation("softrelu")(node, context)
-
-
-def mish(node: Node, context: Context) -> Call:
-    return lambda F, x: x * F.tanh(_softplus(F, x))
 
 
 def erf(node: Node, context: Context) -> Call:
@@ -162,7 +158,7 @@ def unary(name: str) -> Factory:
 
 
 def clip(node: Node, context: Context) -> Call:
-    low, high = read_clip(node, context)
+    low, high = nodes.read_clip(node, context)
     if low is high is None:
         return identity(node, context)
     if context.is_integer(node.inputs[0]):  # F.clip would round the bounds to floating point
@@ -174,7 +170,7 @@ def clip(node: Node, context: Context) -> Call:
 
 
 def dropout(node: Node, context: Context) -> Call:
-    probability = read_dropout(node, context)
+    probability = nodes.read_dropout(node, context)
     drops = context.training and probability != 0
     if any(context.wanted(node)[1:]):  # MXNet does not return the mask, so drop from ones
         dropout: Call = (lambda F, x: F.Dropout(x, p=probability)) if drops else (lambda F, x: x)
@@ -265,32 +261,19 @@ def mean(node: Node, context: Context) -> Call:
     return lambda F, *xs: total(F, *xs) / count
 
 
-def round_(node: Node, context: Context) -> Call:
-    return rounded
-
-
-def thresholded_relu(node: Node, context: Context) -> Call:
-    alpha = node.attributes["alpha"]
-    return lambda F, x: F.where(x > alpha, x, F.zeros_like(x))
-
-
 def p_relu(node: Node, context: Context) -> Call:
     # In float64 the kernel rounds the slopes. In a cached graph, the slopes' gradient may be
     # computed from memory that the gradient of x has overwritten.
     exact = context.dtype != "float64" and (context.single or not context.training)
-    if exact and slopes_of_channels(node, context):
+    if exact and nodes.slopes_of_channels(node, context):
         return lambda F, x, slope: F.LeakyReLU(x, F.reshape(slope, shape=(-1,)), act_type="prelu")
     if _is_scalar(context, node.inputs[1]):
         return lambda F, x, slope: F.relu(x) - F.relu(-x) * slope
     return lambda F, x, slope: F.relu(x) - F.broadcast_mul(F.relu(-x), slope)
 
 
-def is_nan(node: Node, context: Context) -> Call:
-    return lambda F, x: x != x
-
-
 def is_inf(node: Node, context: Context) -> Call:
-    negative, positive = infinite_signs(node)
+    negative, positive = nodes.infinite_signs(node)
     return lambda F, x: (x == -math.inf) * negative + (x == math.inf) * positive
 
 
@@ -350,22 +333,26 @@ OPERATORS: dict[str, Factory] = {
     "BitwiseOr": bitwise("or"),
     "BitwiseXor": bitwise("xor"),
     "Div": binary("div", operator.truediv),
+    "Elu": formula(lambda F, x, alpha: F.LeakyReLU(x, act_type="elu", slope=alpha), "alpha"),
     "Equal": compare("equal", operator.eq),
     "Greater": compare("greater", operator.gt),
     "GreaterOrEqual": compare("greater_equal", operator.ge),
-    "IsNaN": is_nan,
+    "IsNaN": formula(lambda F, x: x != x),
     "Less": compare("lesser", operator.lt),
     "LessOrEqual": compare("lesser_equal", operator.le),
     "Max": extreme("maximum"),
     "Min": extreme("minimum"),
+    "Mish": formula(lambda F, x: x * F.tanh(_softplus(F, x))),
     "Mul": binary("mul", operator.mul),
     "Not": not_,
     "Or": logical("or"),
     "Relu": activation("relu"),
-    "Round": round_,
+    "Round": formula(rounded),
+    "Selu": formula(_selu, "alpha", "gamma"),
     "Sigmoid": activation("sigmoid"),
     "Softsign": unary("softsign"),
     "Sub": binary("sub", operator.sub),
     "Tanh": activation("tanh"),
+    "ThresholdedRelu": formula(lambda F, x, alpha: F.where(x > alpha, x, F.zeros_like(x)), "alpha"),
     "Xor": logical("xor"),
 }

@@ -62,7 +62,7 @@ def _of_rank(F: Any, x: Any, rank: int, shape: Shape) -> Any:
 
 
 def _widened(F: Any, x: Any, y: Any, sizes: Sequence[Shape]) -> tuple[Any, Any]:
-    """Repeat batch axes of one to the other factor's size, which may be known only when it runs."""
+    """Repeat one factor's batch axes to the other's size, which may be known only at run time."""
     for axis, (one, other) in enumerate(zip(*(shape[:-2] for shape in sizes), strict=True)):
         if one == 1 != other:
             x = F.broadcast_like(x, y, lhs_axes=(axis,), rhs_axes=(axis,))

@@ -59,7 +59,7 @@ def _max_pool(w: Window) -> Call:
 
 
 def _with_indices(node: Node, context: Context, w: Window, pool: Call) -> Call:
-    """Return a pool with indices into the whole tensor; MXNet has none."""
+    """Return a pool that also gives indices into the whole tensor; MXNet has no such operator."""
     area = math.prod(w.image)
     order: Literal["C", "F"] = "F" if node.attributes["storage_order"] else "C"
     numbers = np.arange(area).reshape(w.image, order=order)

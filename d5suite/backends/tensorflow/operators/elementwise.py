@@ -12,19 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_float32
-from d5suite.levels.layouts import converting, same
+from d5suite.levels.layouts import converting, same, unary
 from d5suite.network import Node
 from d5suite.network.nodes.elementwise import NUMPY_BINARY, NUMPY_UNARY, infinite_signs, read_clip, read_dropout
-
-
-def unary(function: Call) -> Factory:
-    """Return a factory for a function of one tensor in any layout."""
-
-    def factory(node: Node, context: Context) -> Call:
-        context.keep_layout(node)
-        return function
-
-    return factory
 
 
 def binary(function: Call) -> Factory:
@@ -57,40 +47,13 @@ def div(node: Node, context: Context) -> Call:
     return binary(tf.truncatediv if context.is_integer(node.inputs[0]) else tf.divide)(node, context)
 
 
-def leaky_relu(node: Node, context: Context) -> Call:
-    alpha = node.attributes["alpha"]
-    context.keep_layout(node)
-    return lambda x: tf.nn.leaky_relu(x, alpha)
+def _elu(x: Any, alpha: float) -> Any:
+    y = tf.nn.elu(x)
+    return y if alpha == 1 else tf.where(x > 0, y, alpha * y)
 
 
-def elu(node: Node, context: Context) -> Call:
-    alpha = node.attributes["alpha"]
-    context.keep_layout(node)
-    if alpha == 1:
-        return tf.nn.elu
-
-    def run(x: Any) -> Any:
-        y = tf.nn.elu(x)
-        return tf.where(x > 0, y, alpha * y)
-
-    return run
-
-
-def selu(node: Node, context: Context) -> Call:
-    alpha, gamma = node.attributes["alpha"], node.attributes["gamma"]
-    context.keep_layout(node)
-
-    def run(x: Any) -> Any:
-        y = tf.nn.elu(x)
-        return gamma * tf.where(x > 0, y, alpha * y)
-
-    return run
-
-
-def hard_sigmoid(node: Node, context: Context) -> Call:
-    alpha, beta = node.attributes["alpha"], node.attributes["beta"]
-    context.keep_layout(node)
-    return lambda x: tf.clip_by_value(alpha * x + beta, tf.cast(0, x.dtype), tf.cast(1, x.dtype))
+def _hard_sigmoid(x: Any, alpha: float, beta: float) -> Any:
+    return tf.clip_by_value(alpha * x + beta, tf.cast(0, x.dtype), tf.cast(1, x.dtype))
 
 
 def _mish(x: Any) -> Any:
@@ -147,12 +110,6 @@ def dropout(node: Node, context: Context) -> Call:
         return tf.where(kept, x / (1 - ratio), 0), kept
 
     return run
-
-
-def thresholded_relu(node: Node, context: Context) -> Call:
-    alpha = node.attributes["alpha"]
-    context.keep_layout(node)
-    return lambda x: tf.where(x > alpha, x, tf.zeros((), x.dtype))
 
 
 def _p_relu(x: Any, slope: Any) -> Any:
@@ -228,10 +185,13 @@ OPERATORS: dict[str, Factory] = {
     "BitwiseNot": unary(tf.bitwise.invert),
     "BitwiseOr": repeated(tf.bitwise.bitwise_or),
     "BitwiseXor": repeated(tf.bitwise.bitwise_xor),
+    "Elu": unary(_elu, "alpha"),
     "Erf": unary(tf.math.erf),
+    "HardSigmoid": unary(_hard_sigmoid, "alpha", "beta"),
     "HardSwish": unary(_hard_swish),
     "Identity": unary(same),
     "IsNaN": unary(tf.math.is_nan),
+    "LeakyRelu": unary(tf.nn.leaky_relu, "alpha"),
     "Max": repeated(tf.maximum),
     "Min": repeated(tf.minimum),
     "Mish": unary(_mish),
@@ -240,7 +200,9 @@ OPERATORS: dict[str, Factory] = {
     "PRelu": binary(_p_relu),
     "Pow": binary(_pow),
     "Relu": unary(tf.nn.relu),
+    "Selu": unary(lambda x, alpha, gamma: gamma * _elu(x, alpha), "alpha", "gamma"),
     "Sigmoid": unary(tf.sigmoid),
     "Softplus": unary(tf.math.softplus),
     "Softsign": unary(tf.nn.softsign),
+    "ThresholdedRelu": unary(lambda x, alpha: tf.where(x > alpha, x, tf.zeros((), x.dtype)), "alpha"),
 }

@@ -124,7 +124,7 @@ def blocks(node: Node, context: Context) -> Call:
     last = context.layout(node.inputs[0]) == channels_last(4)
     layout = context.layouts[node.outputs[0]] = channels_last(4) if last else identity(4)
     plan, convert = nodes.read_blocks(node, context, last=last), context.convert(node.inputs[0], layout)
-    if plan.depth_first and last:
+    if plan.depth_first and last and plan.size > 1:  # the kernels refuse blocks of one
         function = tf.nn.depth_to_space if node.op_type == "DepthToSpace" else tf.nn.space_to_depth
         return lambda x: function(x, plan.size)
     return lambda x: tf.reshape(tf.transpose(tf.reshape(convert(x), plan.split), plan.order), plan.merged)

@@ -17,6 +17,7 @@ import torch
 from d5suite.errors import BackendError
 from d5suite.network import Node
 from d5suite.network.nodes.context import NodeContext
+from d5suite.network.nodes.elementwise import with_attributes
 
 Function = Callable[..., torch.Tensor]
 Factory = Callable[[Node, "Context"], Function]
@@ -49,9 +50,12 @@ def same(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def native(function: Function) -> Factory:
-    """Return a factory for a function that takes the node's inputs as they are."""
-    return lambda node, context: function
+def native(function: Function, *names: str, **renamed: str) -> Factory:
+    """Return a factory for a function of a node's inputs as they are, and of some attributes.
+
+    See `with_attributes` for the parameters.
+    """
+    return lambda node, context: with_attributes(function, node, *names, **renamed)
 
 
 def in_float32(x: torch.Tensor) -> torch.Tensor:

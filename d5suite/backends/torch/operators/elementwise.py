@@ -13,14 +13,8 @@ import torch.nn.functional as F
 
 from d5suite.backends.torch.operators.context import Context, Factory, Function, native, same
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import (
-    NUMPY_UNARY,
-    infinite_signs,
-    is_clip_fixed,
-    read_clip,
-    read_dropout,
-    slopes_of_channels,
-)
+from d5suite.network.nodes import elementwise as nodes
+from d5suite.network.nodes.elementwise import NUMPY_UNARY
 
 
 def relu(node: Node, context: Context) -> Function:
@@ -40,44 +34,19 @@ def sum_(node: Node, context: Context) -> Function:
     return lambda *terms: reduce(torch.add, terms)
 
 
-def leaky_relu(node: Node, context: Context) -> Function:
-    alpha = node.attributes["alpha"]
-    return lambda x: F.leaky_relu(x, alpha)
-
-
-def elu(node: Node, context: Context) -> Function:
-    alpha = node.attributes["alpha"]
-    return lambda x: F.elu(x, alpha)
-
-
-def selu(node: Node, context: Context) -> Function:
-    alpha, gamma = node.attributes["alpha"], node.attributes["gamma"]  # `F.selu` has other digits
-    return lambda x: gamma * F.elu(x, alpha)
-
-
-def hard_sigmoid(node: Node, context: Context) -> Function:
-    alpha, beta = node.attributes["alpha"], node.attributes["beta"]
-    return lambda x: torch.clamp(alpha * x + beta, 0, 1)
-
-
 def pow_(node: Node, context: Context) -> Function:
     return lambda x, y: torch.pow(x, y).to(x.dtype)
 
 
-def gelu(node: Node, context: Context) -> Function:
-    approximate = node.attributes["approximate"]
-    return lambda x: F.gelu(x, approximate=approximate)
-
-
 def clip(node: Node, context: Context) -> Function:
-    if not is_clip_fixed(node, context):
+    if not nodes.is_clip_fixed(node, context):
         return lambda x, low=None, high=None: torch.clamp(x, low, high)
-    low, high = read_clip(node, context)
+    low, high = nodes.read_clip(node, context)
     return same if low is high is None else lambda x, *_: torch.clamp(x, low, high)
 
 
 def dropout(node: Node, context: Context) -> Function:
-    probability, masked = read_dropout(node, context), any(context.wanted(node)[1:])
+    probability, masked = nodes.read_dropout(node, context), any(context.wanted(node)[1:])
     if not context.training or probability == 0:
         return (lambda x, *_: (x, torch.ones_like(x, dtype=torch.bool))) if masked else same
     if masked:
@@ -85,13 +54,8 @@ def dropout(node: Node, context: Context) -> Function:
     return lambda x, *_: F.dropout(x, probability, training=True)
 
 
-def thresholded_relu(node: Node, context: Context) -> Function:
-    alpha = node.attributes["alpha"]
-    return lambda x: F.threshold(x, alpha, 0)
-
-
 def p_relu(node: Node, context: Context) -> Function:
-    if slopes_of_channels(node, context):
+    if nodes.slopes_of_channels(node, context):
         return lambda x, slope: F.prelu(x, slope.reshape(-1))
     return lambda x, slope: torch.where(x > 0, x, slope * x)
 
@@ -117,7 +81,7 @@ def mod(node: Node, context: Context) -> Function:
 
 
 def is_inf(node: Node, context: Context) -> Function:
-    signs = infinite_signs(node)
+    signs = nodes.infinite_signs(node)
     return {(1, 1): torch.isinf, (1, 0): torch.isneginf, (0, 1): torch.isposinf}.get(
         signs, lambda x: torch.zeros_like(x, dtype=torch.bool)
     )
@@ -170,12 +134,16 @@ OPERATORS: dict[str, Factory] = {
     "BitwiseNot": bitwise(torch.bitwise_not),
     "BitwiseOr": bitwise(torch.bitwise_or),
     "BitwiseXor": bitwise(torch.bitwise_xor),
+    "Elu": native(F.elu, "alpha"),
     "Equal": native(torch.eq),
     "Erf": native(torch.erf),
+    "Gelu": native(F.gelu, "approximate"),
     "Greater": native(torch.gt),
     "GreaterOrEqual": native(torch.ge),
+    "HardSigmoid": native(lambda x, alpha, beta: torch.clamp(alpha * x + beta, 0, 1), "alpha", "beta"),
     "HardSwish": native(F.hardswish),
     "Identity": native(same),
+    "LeakyRelu": native(F.leaky_relu, negative_slope="alpha"),
     "Less": native(torch.lt),
     "LessOrEqual": native(torch.le),
     "Max": repeated(torch.maximum),
@@ -184,10 +152,13 @@ OPERATORS: dict[str, Factory] = {
     "Mul": native(torch.mul),
     "Not": native(torch.logical_not),
     "Or": native(torch.logical_or),
+    # `F.selu` has other digits.
+    "Selu": native(lambda x, alpha, gamma: gamma * F.elu(x, alpha), "alpha", "gamma"),
     "Sigmoid": native(torch.sigmoid),
     "Softplus": native(F.softplus),
     "Softsign": native(F.softsign),
     "Sub": native(torch.sub),
+    "ThresholdedRelu": native(lambda x, alpha: F.threshold(x, alpha, 0), "alpha"),
     "Where": native(torch.where),
     "Xor": native(torch.logical_xor),
 }

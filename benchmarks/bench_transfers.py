@@ -1,0 +1,279 @@
+"""Orders of transfers in turn over links that cost something: TicTac's fixtures, networks.
+
+Each rank is a process in a network namespace of its own, on a bridge, whose bandwidth the kernel
+limits (``tc … tbf``): that needs root and iproute2. The settings take turns, step by step, in the
+same processes and on the same links. Latency is what the kernel gives: ``netem`` is not needed.
+
+``pytest benchmarks/bench_transfers.py`` prints for each fixture and scheme the ratio of a
+setting's step to the scheme without an order, with its interval, and both variations.
+``D5SUITE_BENCH_FIXTURES=alexnet,vgg16,inception_v3,resnet50`` takes whole networks at smoke size,
+and ``small`` takes seconds. What a killed run left behind is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from d5suite.backends import discover
+from d5suite.distributed.communicators import open_communicator, problem
+from d5suite.distributed.order import overtaken
+from d5suite.distributed.order_tasks import parameter_order
+from d5suite.distributed.schemes import make_scheme
+from d5suite.instruments.threads import allowed_cpus
+from d5suite.network.builder import Builder
+from d5suite.network.model import Network
+from d5suite.network.zoo import build
+from d5suite.optimizers.settings import SGD
+from d5suite.statistics.ratios import paired_ratio
+from d5suite.testing.networks import random_batch
+
+RANKS, BATCH = 2, 8
+VARIABLES, WIDTH = 32, 724
+"""Variables of the fixtures, and their rows and columns: 2 MiB of float32."""
+
+SIZES = {"alexnet": 64, "vgg16": 64, "inception_v3": 96, "resnet50": 64}
+RATE = os.environ.get("D5SUITE_BENCH_RATE", "2gbit")
+WARM_UP, ROUNDS = 2, int(os.environ.get("D5SUITE_BENCH_ROUNDS", "15"))
+FIXTURES = os.environ.get("D5SUITE_BENCH_FIXTURES", "deep,wide").split(",")
+TIMEOUT_S = 900
+
+SETTINGS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "parameter_server": [
+        {},
+        {"order": "framework"},
+        {"order": "tic"},
+        {"order": "backward"},
+        {"order": "random:1"},
+        {"order": "tic", "slice_bytes": 2**19},
+        {"order": "tic", "slice_bytes": 2**19, "credit_bytes": 2**21},
+    ],
+    "all_reduce": [{}, {"order": "framework"}, {"order": "tic"}, {"order": "backward"}, {"order": "random:1"}],
+}
+
+
+def deep(variables: int = VARIABLES, width: int = WIDTH) -> Network:
+    """Build layers one behind the other with one variable of 2 MiB each, if not told otherwise."""
+    b = Builder("deep", image_size=1, channels=width)
+    x = b.flatten(b.image, "flatten")
+    for number in range(variables):
+        weight = b.draw(f"layer{number:02}.weight", (width, width), (2 / width) ** 0.5)
+        x = b.relu(b.node("MatMul", f"layer{number:02}", [x, weight], width))
+    return b.classifier(x)
+
+
+def wide() -> Network:
+    """Build one layer with 32 variables of 2 MiB each, whose products are added."""
+    b = Builder("wide", image_size=1, channels=WIDTH)
+    x = b.flatten(b.image, "flatten")
+    products = []
+    for number in range(VARIABLES):
+        weight = b.draw(f"part{number:02}.weight", (WIDTH, WIDTH), (1 / WIDTH / VARIABLES) ** 0.5)
+        products.append(b.node("MatMul", f"part{number:02}", [x, weight], WIDTH))
+    return b.classifier(b.node("Sum", "sum", products, WIDTH))
+
+
+def fixture(name: str) -> Network:
+    if name in SIZES:
+        return build(name, classes=10, image_size=SIZES[name])
+    return {"deep": deep, "wide": wide, "small": lambda: deep(8, 256)}[name]()
+
+
+def named(scheme: str, settings: Mapping[str, Any]) -> str:
+    return ":".join([scheme, *(f"{key}={value}" for key, value in settings.items())])
+
+
+def measure(name: str, meeting: Path, rank: int, ranks: int) -> dict[str, Any]:
+    """Return the slowest rank's seconds by setting, and the number of orders of arrival."""
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    cpus = sorted(allowed_cpus())
+    os.sched_setaffinity(0, [cpus[rank % len(cpus)]])
+    network = fixture(name)
+    backend = discover()[0]["torch"]
+    communicator = open_communicator("gloo", rank=rank, size=ranks, meeting=meeting)
+    trainer = backend.trainer(backend.executor(network), SGD(2.0**-10, momentum=0.9))
+    images, labels = random_batch(network, BATCH, seed=rank)
+    feed = trainer.executor.feed({"image": images, "label": labels})
+    schemes = {
+        named(scheme, settings): make_scheme(scheme, backend.replica(trainer), communicator, **settings)
+        for scheme, own in SETTINGS.items()
+        for settings in own
+    }
+    times: dict[str, list[float]] = {each: [] for each in schemes}
+    for turn in range(WARM_UP + ROUNDS):
+        for each in list(schemes) if turn % 2 else reversed(schemes):
+            communicator.barrier()
+            start = time.perf_counter()
+            schemes[each].step(feed)
+            took = np.zeros(ranks)
+            took[rank] = time.perf_counter() - start
+            communicator.all_reduce(took)
+            times[each].append(float(took.max()))
+    arrived = {
+        each: max((len(orders) for orders in scheme.arrivals.values()), default=None)
+        for each, scheme in schemes.items()
+    }
+    for each, scheme in schemes.items():  # the order was kept
+        order = getattr(scheme.settings, "order", "")
+        if order and order != "framework":
+            asked = parameter_order(order, network)
+            if scheme.chooses:
+                assert rank or (scheme.choices and not any(overtaken(own, asked) for own in scheme.choices)), each
+            else:
+                assert all(set(found) == {asked} for found in scheme.arrivals.values()), each
+    communicator.close()
+    return {"times": {each: own[WARM_UP:] for each, own in times.items()}, "arrived": arrived}
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the process as an exception does, so that all is cleaned up."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def remove(tag: str) -> None:
+    """Remove the namespaces and the bridge of a run."""
+    for each in Path("/var/run/netns").glob(f"{tag}n*"):
+        subprocess.run(["ip", "netns", "del", each.name], capture_output=True, check=False)
+    subprocess.run(["ip", "link", "del", f"{tag}b"], capture_output=True, check=False)
+
+
+def remove_what_dead_runs_left() -> None:
+    """Remove the namespaces of runs whose process is gone: it was killed."""
+    for tag in {each.name.partition("n")[0] for each in Path("/var/run/netns").glob("d5*n*")}:
+        if tag[2:].isdecimal() and not Path("/proc", str(int(tag[2:]))).exists():
+            remove(tag)
+
+
+@contextlib.contextmanager
+def links(ranks: int, rate: str) -> Iterator[list[str]]:
+    """Make a namespace for each rank, on a bridge, with limited bandwidth; remove it afterwards."""
+    remove_what_dead_runs_left()
+    tag = f"d5{os.getpid()}"
+    names = [f"{tag}n{rank}" for rank in range(ranks)]
+    with ended_by_signals():
+        try:
+            _run("ip", "link", "add", f"{tag}b", "type", "bridge")
+            _run("ip", "link", "set", f"{tag}b", "up")
+            for rank, name in enumerate(names):
+                _run("ip", "netns", "add", name)
+                _run("ip", "link", "add", f"{tag}v{rank}", "type", "veth", "peer", "name", "eth0", "netns", name)
+                _run("ip", "link", "set", f"{tag}v{rank}", "master", f"{tag}b", "up")
+                _run("ip", "-n", name, "addr", "add", f"10.213.{os.getpid() % 250}.{rank + 1}/24", "dev", "eth0")
+                _run("ip", "-n", name, "link", "set", "eth0", "up")
+                _run("ip", "-n", name, "link", "set", "lo", "up")
+                limit = ("root", "tbf", "rate", rate, "burst", "1mb", "latency", "400ms")
+                _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit)
+                _run("tc", "qdisc", "add", "dev", f"{tag}v{rank}", *limit)
+            yield names
+        finally:
+            for rank, name in enumerate(names):  # with its namespace, a link would go only later
+                subprocess.run(["ip", "link", "del", f"{tag}v{rank}"], capture_output=True, check=False)
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+            remove(tag)
+
+
+def lacking() -> str | None:
+    """Return why links cannot be limited here, or None."""
+    if problem("gloo"):
+        return "gloo comes with PyTorch"
+    if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
+        return "network namespaces need root, ip and tc"
+    try:
+        with links(1, RATE):
+            return None
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
+
+
+def measured(name: str, meeting: Path, ranks: int) -> dict[str, Any]:
+    """Start the ranks and return rank 0's figures."""
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(root)}
+    with links(ranks, RATE) as names:
+        started = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", name_of, sys.executable, "-W", "ignore", __file__, name, str(meeting),
+                 str(rank), str(ranks)], env=environment, stdout=subprocess.PIPE, text=True,
+            )
+            for rank, name_of in enumerate(names)
+        ]  # fmt: skip
+        try:
+            said = [each.communicate(timeout=TIMEOUT_S)[0] for each in started]
+        finally:
+            for each in started:
+                each.kill()
+                each.wait()
+    assert not any(each.returncode for each in started)
+    found: dict[str, Any] = json.loads(said[0].splitlines()[-1])
+    return found
+
+
+def table(found: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each setting's step over the scheme's without an order, and both variations."""
+    for name, own in found["times"].items():
+        base = found["times"][name.partition(":")[0]]
+        ratio = paired_ratio(own, base)
+        yield (
+            name,
+            {
+                "median_ms": 1e3 * statistics.median(own),
+                "ratio": ratio.value,
+                "low": ratio.interval[0],
+                "high": ratio.interval[1],
+                "variation": statistics.pstdev(own) / statistics.fmean(own),
+                "arrival_orders": found["arrived"][name] or 0,
+            },
+        )
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_orders_in_turn(
+    name: str, tmp_path: Path, benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if why := lacking():
+        pytest.skip(why)
+    found: dict[str, Any] = {}
+    benchmark.pedantic(lambda: found.update(measured(name, tmp_path, RANKS)), rounds=1)
+    rows = dict(table(found))
+    benchmark.extra_info.update(rate=RATE, rows=rows, times=found["times"])
+    with capsys.disabled():
+        print(f"\n{name}, {RANKS} ranks, {RATE}, {ROUNDS} rounds")
+        for each, row in rows.items():
+            print(
+                f"  {each:64} {row['median_ms']:8.1f} ms  {row['ratio']:.3f} ({row['low']:.3f}–{row['high']:.3f})  "
+                f"variation {row['variation']:.3f}  arrival orders {row['arrival_orders']:g}"
+            )
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))

@@ -1,0 +1,41 @@
+"""The scheduling of the threads in which a transport reads and writes its connections.
+
+Imports the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+LOOPS = frozenset({"gloo_tcp_loop"})
+"""Names of such threads: Gloo's, of whichever framework."""
+
+_THREADS = Path("/proc/self/task")
+
+
+def loops_give_way(hosts: Sequence[str], rank: int) -> None:
+    """Let transports' threads of this process take no CPU from a computing thread, on Linux.
+
+    Gloo's thread tries again and again to lock a connection. If it took the CPU from the thread
+    that holds the lock, nothing moves until the kernel's next tick, 1 to 4 ms later. As
+    ``SCHED_BATCH`` (sched(7)) it runs once the other thread waits or has used up its time.
+
+    Where ranks share CPUs nothing changes: there a message would wait for the other ranks' turns.
+
+    Parameters
+    ----------
+    hosts : sequence of str
+        Of the ranks.
+    rank : int
+        This process's.
+    """
+    if hosts.count(hosts[rank]) > (os.cpu_count() or 1):
+        return
+    with contextlib.suppress(OSError):
+        for thread in _THREADS.iterdir():
+            with contextlib.suppress(OSError):  # it has ended, or the system forbids it
+                if (thread / "comm").read_text().strip() in LOOPS:
+                    os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))

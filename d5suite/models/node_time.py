@@ -1,0 +1,357 @@
+"""Seconds of a step from its nodes: ceilings, and how far a backend stays below them.
+
+A node of class c takes flops / (e_f P) + bytes / (e_b B) + s · sums / P + o: P is the ceiling of
+arithmetic, B that of the smallest level that holds its bytes, e an efficiency, s what a sum costs
+besides its terms, in operations, and o the time of a call. Weights and their gradients come from
+the level that holds all of them: a step has pushed them out of nearer ones. Convolutions are of
+three classes, because their kernels differ: 1 × 1 ones are matrix products, grouped ones have short
+sums, all others read their input several times.
+
+Nodes that ran as one have the sum of theirs. A step is its nodes times a factor, a gap after each
+node, the traffic of an update, and what depends on nothing. Constants are fitted to measured
+layers, not negative. Imports its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from d5suite.models.ceilings import Level, Roof
+from d5suite.models.fitting import left_out_factor, nonnegative
+from d5suite.models.roofline import level_of
+
+CLASSES: Mapping[str, tuple[str, ...]] = {
+    "convolution": ("Conv", "ConvTranspose"),
+    "product": ("Attention", "Einsum", "Gemm", "MatMul"),
+    "recurrence": ("GRU", "LSTM"),
+    "normalization": (
+        "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization",
+        "LpNormalization", "RMSNormalization",
+    ),
+    "pool": ("AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool"),
+    "function": (
+        "Elu", "Erf", "Exp", "Gelu", "Log", "LogSoftmax", "Mish", "Selu", "Sigmoid", "Softmax",
+        "SoftmaxCrossEntropyLoss", "Softplus", "Tanh",
+    ),
+}  # fmt: skip
+"""Classes of operators; all others are `ELSE`."""
+
+ELSE = "other"
+
+POINTWISE, GROUPED = "1 × 1 convolution", "grouped convolution"
+"""Classes of convolutions, which their shapes tell; the rest are of the class of their operator."""
+
+SHORT, REREAD = 64, 0.6
+"""A grouped convolution has sums of fewer terms than `SHORT`, and each value of the input has a
+place in fewer than `REREAD` of them: in one of g without groups."""
+
+PER_STEP = ("flops", "bytes", "sums", "calls")
+
+FASTEST = 1.1
+"""How many times as fast as the ceiling of arithmetic a matrix product may be: the ceiling's is not
+the largest. Other algorithms of convolution need fewer operations, so they have no such limit."""
+
+NEAR_ONE = 0.02
+"""How strongly a step is held to be as long as its nodes: error of a step that is as bad as being
+off by all of it."""
+
+
+def class_of(op_type: str) -> str:
+    """Return the class of an operator."""
+    return next((name for name, own in CLASSES.items() if op_type in own), ELSE)
+
+
+class NodeWork(NamedTuple):
+    """A node's counted work in one direction.
+
+    Attributes
+    ----------
+    op_type, direction : str
+    flops, bytes : float
+    kind : str
+        Its class, if shapes tell more than `class_of`.
+    far_bytes : float
+        Part of the bytes: weights, and their gradients.
+    sums : float
+        Values that products write.
+    """
+
+    op_type: str
+    direction: str
+    flops: float
+    bytes: float
+    kind: str = ""
+    far_bytes: float = 0.0
+    sums: float = 0.0
+
+    @property
+    def family(self) -> str:
+        """Its class."""
+        return self.kind or class_of(self.op_type)
+
+
+def node_work(facts: Mapping[str, Any], direction: str, width: int = 4) -> NodeWork:
+    """Return a node's work.
+
+    Parameters
+    ----------
+    facts : mapping
+        ``op_type``, ``shape`` of the output, and ``flops``, ``bytes``, ``backward_flops`` and
+        ``backward_bytes``, as a record's ``layers.graph`` has them.
+    direction : {"forward", "backward"}
+    width : int
+        Bytes of a value.
+    """
+    forward = direction == "forward"
+    prefix = "" if forward else "backward_"
+    flops, size = (float(facts.get(f"{prefix}{what}") or 0) for what in ("flops", "bytes"))
+    op_type = str(facts.get("op_type", ""))
+    kind, shape = class_of(op_type), tuple(facts.get("shape") or ())
+    outputs, operations = math.prod(shape), float(facts.get("flops") or 0)
+    if kind not in ("convolution", "product") or len(shape) < 2 or not outputs or not operations:
+        return NodeWork(op_type, direction, flops, size)
+    terms = operations / (2 * outputs)
+    weights = terms * shape[1 if kind == "convolution" else -1]
+    read = max(0.0, float(facts.get("bytes") or 0) / width - weights - outputs)
+    if kind == "convolution" and read:
+        uses = outputs / shape[1] * terms / read  # of a value of the input, by one output channel
+        if terms < SHORT and uses < REREAD:
+            kind = GROUPED
+        elif uses < REREAD + 1:
+            kind = POINTWISE
+    far = min(size, weights * width * (1 if forward else 2))
+    return NodeWork(op_type, direction, flops, size, kind, far, outputs if forward else read + weights)
+
+
+class TimedNodes(NamedTuple):
+    """Nodes that ran as one, and their seconds."""
+
+    nodes: Sequence[NodeWork]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step that was measured.
+
+    Attributes
+    ----------
+    network : str
+    nodes : sequence of NodeWork
+        All that run.
+    timed : sequence of TimedNodes
+        From the layer pass.
+    updated_bytes : float
+        Bytes of parameters that the step updates; 0 of inference.
+    seconds : float
+    roof : Roof
+    """
+
+    network: str
+    nodes: Sequence[NodeWork]
+    timed: Sequence[TimedNodes]
+    updated_bytes: float
+    seconds: float
+    roof: Roof
+
+    @property
+    def far(self) -> Level:
+        """The level of its weights."""
+        return far_level(self.nodes, self.roof)
+
+    @property
+    def updating(self) -> float:
+        """Seconds in which memory moves the updated bytes once."""
+        return self.updated_bytes / self.roof.levels[-1].bytes_per_s
+
+
+Place = tuple[str, str, str]
+"""A constant's class, direction, and what it counts."""
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """A fitted model of one backend, measurement and number of threads.
+
+    Attributes
+    ----------
+    constants : mapping of Place to float
+        Of flops and bytes, 1 / efficiency; of sums, operations; of calls, seconds.
+    scale : float
+        Seconds of a step per second of its nodes.
+    update : float
+        Passes over the updated bytes.
+    fixed_s : float
+    factor : float
+        Held nine in ten of the networks that were left out, either way.
+    seen : frozenset of str
+        Operators of measured nodes.
+    gap_s : float
+        Seconds after each node.
+    """
+
+    constants: Mapping[Place, float]
+    scale: float
+    update: float
+    fixed_s: float
+    factor: float = math.inf
+    seen: frozenset[str] = frozenset()
+    gap_s: float = 0.0
+
+    def nodes_s(self, nodes: Iterable[NodeWork], roof: Roof, far: Level | None = None) -> float:
+        """Return the seconds of nodes, one after the other.
+
+        Parameters
+        ----------
+        nodes : iterable of NodeWork
+        roof : Roof
+        far : Level, optional
+            Of the weights of the whole step; by default, of these nodes.
+        """
+        own = tuple(nodes)
+        far = far or far_level(own, roof)
+        return sum(
+            self.constants.get(place, 0.0) * amount
+            for each in own
+            for place, amount in _amounts(each, roof, far).items()
+        )
+
+    def seconds(self, nodes: Sequence[NodeWork], updated_bytes: float, roof: Roof) -> float:
+        """Return the seconds of a step."""
+        moved = updated_bytes / roof.levels[-1].bytes_per_s
+        return self.scale * self.nodes_s(nodes, roof) + self.gap_s * len(nodes) + self.update * moved + self.fixed_s
+
+    def unknown(self, nodes: Iterable[NodeWork]) -> list[str]:
+        """Return the operators behind which no measurement stands.
+
+        Of class `ELSE`, which only moves data, any operator stands for all.
+        """
+        known = {place[:2] for place in self.constants}
+        return sorted(
+            {
+                each.kind if each.kind in (POINTWISE, GROUPED) else each.op_type
+                for each in nodes
+                if (each.family, each.direction) not in known or (each.family != ELSE and each.op_type not in self.seen)
+            }
+        )
+
+    def efficiency(self, name: str, direction: str) -> float | None:
+        """Return the part of the ceiling of arithmetic that a class reaches, if that bounds it."""
+        constant = self.constants.get((name, direction, "flops"), 0.0)
+        return 1 / constant if constant else None
+
+
+def far_level(nodes: Iterable[NodeWork], roof: Roof) -> Level:
+    """Return the smallest level that holds all weights of some nodes."""
+    return level_of(sum(each.far_bytes for each in nodes), roof)
+
+
+def _amounts(node: NodeWork, roof: Roof, far: Level) -> dict[Place, float]:
+    near = (node.bytes - node.far_bytes) / level_of(node.bytes, roof).bytes_per_s
+    ideal = (
+        node.flops / roof.flops_per_s, near + node.far_bytes / far.bytes_per_s, node.sums / roof.flops_per_s, 1.0,
+    )  # fmt: skip
+    return {(node.family, node.direction, what): each for what, each in zip(PER_STEP, ideal, strict=True)}
+
+
+def fit_once(points: Sequence[MeasuredStep]) -> NodeTimes:
+    """Fit the constants; the model does not know how far it may be trusted.
+
+    A node's squared error counts by 1 / its seconds, so that long ones decide and short ones speak.
+    What a step takes besides its nodes is fitted to steps with the nodes' measured times and with
+    their predicted ones, so that an error of a class is not taken for it.
+    """
+    rows, targets, weights = [], [], []
+    for point in points:
+        far = point.far
+        for timed in point.timed:
+            row: dict[Place, float] = {}
+            for node in timed.nodes:
+                for place, amount in _amounts(node, point.roof, far).items():
+                    row[place] = row.get(place, 0.0) + amount
+            rows.append(row)
+            targets.append(timed.seconds)
+            weights.append(1 / math.sqrt(timed.seconds * point.seconds))
+    places = sorted({place for row in rows for place in row})
+    least = [1 / FASTEST if place[0] in ("product", POINTWISE) and place[2] == "flops" else 0.0 for place in places]
+    found = nonnegative([[row.get(place, 0.0) for place in places] for row in rows], targets, weights, least)
+    model = NodeTimes(dict(zip(places, map(float, found), strict=True)), 1.0, 0.0, 0.0)
+    steps = [
+        (nodes_s, float(len(each.nodes)), each.updating, 1.0)
+        for each in points
+        for nodes_s in (model.nodes_s(each.nodes, each.roof), sum(timed.seconds for timed in each.timed))
+    ]
+    own = [each.seconds for each in points for _ in range(2)]
+    scale, gap, update, fixed = map(
+        float,
+        nonnegative([*steps, (1.0, 0.0, 0.0, 0.0)], [*own, 1.0], [*(1 / each for each in own), NEAR_ONE]),
+    )
+    seen = frozenset(node.op_type for each in points for timed in each.timed for node in timed.nodes)
+    return NodeTimes(model.constants, scale, update, fixed, seen=seen, gap_s=gap)
+
+
+def fit_steps(points: Sequence[MeasuredStep]) -> NodeTimes:
+    """Fit four constants to steps whose nodes nobody has timed, such as published ones.
+
+    They are the efficiencies of convolutions, of other products and of the traffic of all other
+    nodes, and the time of a call.
+    """
+    places = [_coarse(node) for point in points for node in point.nodes]
+    names = sorted({name for name, _ in places})
+
+    def row(point: MeasuredStep) -> list[float]:
+        found = dict.fromkeys(names, 0.0)
+        for node in point.nodes:
+            name, what = _coarse(node)
+            found[name] += _amounts(node, point.roof, point.roof.levels[-1])[node.family, node.direction, what]
+        return [*(found[name] for name in names), float(len(point.nodes))]
+
+    seconds = [max(each.seconds - each.updating, each.seconds / 2) for each in points]
+    *values, gap = map(float, nonnegative(list(map(row, points)), seconds, [1 / each for each in seconds]))
+    known = dict(zip(names, values, strict=True))
+    constants = {
+        (node.family, node.direction, what): known[name]
+        for point in points
+        for node in point.nodes
+        for name, what in [_coarse(node)]
+    }
+    seen = frozenset(node.op_type for each in points for node in each.nodes)
+    return NodeTimes(constants, 1.0, 1.0, 0.0, seen=seen, gap_s=gap)
+
+
+def _coarse(node: NodeWork) -> tuple[str, str]:
+    """Return the constant of `fit_steps` that a node has, and what it counts."""
+    if node.family in ("convolution", GROUPED):
+        return node.family, "flops"
+    return ("product", "flops") if node.family in ("product", POINTWISE) else (ELSE, "bytes")
+
+
+def predicted_s(model: NodeTimes, point: MeasuredStep) -> float | None:
+    """Return the seconds that a model gives a measured step; None of operators it has not seen."""
+    if model.unknown(point.nodes):
+        return None
+    return model.seconds(point.nodes, point.updated_bytes, point.roof)
+
+
+def fit_node_times(
+    points: Sequence[MeasuredStep], fit: Callable[[Sequence[MeasuredStep]], NodeTimes] = fit_once
+) -> NodeTimes:
+    """Fit a model, and find out how far it may be trusted by leaving out each network.
+
+    Parameters
+    ----------
+    points : sequence of MeasuredStep
+    fit : callable
+        `fit_once` or `fit_steps`.
+
+    Raises
+    ------
+    ConfigurationError
+        With fewer than `d5suite.models.fitting.FEWEST_NETWORKS` networks, or if none of them has
+        the operators of the others.
+    """
+    factor = left_out_factor(points, fit, predicted_s, lambda each: each.seconds, "times")
+    return replace(fit(points), factor=factor)

@@ -1,0 +1,212 @@
+"""The computing of a training step, node by node: from a network and a machine, or as measured.
+
+Imports `d5suite.network`, `d5suite.models` and `d5suite.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from d5suite.errors import ConfigurationError
+from d5suite.models.ceilings import Roof
+
+if TYPE_CHECKING:
+    from d5suite.network.model import Network
+
+ITEMSIZE = 4
+"""Bytes of a gradient's element: float32."""
+
+BACKWARD = 2.0
+"""A node's backward pass, in forward passes, where it is not counted."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A piece of computing.
+
+    Attributes
+    ----------
+    label : str
+        A node's name, with its direction; or several nodes'.
+    kind : str
+        The ONNX operator.
+    seconds : float
+    parameters : tuple of str
+        Whose gradients are known once it has ended.
+    """
+
+    label: str
+    kind: str
+    seconds: float
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """The computing of a step on one rank.
+
+    Attributes
+    ----------
+    title : str
+    forward, backward : tuple of Task
+        In the order in which they run.
+    update_s : float
+        Seconds of the optimizer and of what belongs to no node.
+    parameters : mapping of str to tuple of int
+        Shapes, in the network's order.
+    source : str
+        Where the seconds come from.
+    network : Network, optional
+        Of which orders of transfers are made.
+    """
+
+    title: str
+    forward: tuple[Task, ...]
+    backward: tuple[Task, ...]
+    update_s: float
+    parameters: Mapping[str, tuple[int, ...]]
+    source: str
+    network: Network | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all computing."""
+        return sum(each.seconds for each in (*self.forward, *self.backward)) + self.update_s
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all gradients."""
+        total = 0
+        for shape in self.parameters.values():
+            size = ITEMSIZE
+            for each in shape:
+                size *= each
+            total += size
+        return total
+
+    def scaled(self, factor: float, kind: str | None = None) -> Step:
+        """Return it with all computing, or that of one kind of operator, taking so many times."""
+
+        def of(tasks: Sequence[Task]) -> tuple[Task, ...]:
+            return tuple(
+                replace(each, seconds=each.seconds * factor) if kind in (None, each.kind) else each for each in tasks
+            )
+
+        update = self.update_s * factor if kind is None else self.update_s
+        return replace(self, forward=of(self.forward), backward=of(self.backward), update_s=update)
+
+    def named(self, title: str, source: str) -> Step:
+        """Return it with another title and source."""
+        return replace(self, title=title, source=source)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of operators, without repetition."""
+        return list(dict.fromkeys(each.kind for each in (*self.forward, *self.backward)))
+
+
+def _owners(network: Network) -> dict[str, tuple[str, ...]]:
+    """Return the parameters of each node; a shared one belongs to the first node of the network.
+
+    The backward pass reaches that node last: only then is the gradient complete.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    seen: set[str] = set()
+    for node in network.nodes:
+        own = tuple(name for name in dict.fromkeys(node.inputs) if name in network.parameters and name not in seen)
+        seen.update(own)
+        found[node.name] = own
+    return found
+
+
+def _shapes(network: Network) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(network.initializers[name].shape) for name in network.parameters}
+
+
+def from_network(network: Network, roof: Roof, *, batch: int, share: float, source: str) -> Step:
+    """Return the step of a network by the roofline: counted work at a share of the ceilings.
+
+    A node takes max(FLOP / peak, bytes / bandwidth) / share. The update moves weights, gradients
+    and momentum: five times the parameters.
+
+    Parameters
+    ----------
+    network : Network
+        With a loss.
+    roof : Roof
+    batch : int
+        Images of a rank.
+    share : float
+        Of the roof that a node reaches, above 0 and at most 1.
+    source : str
+        Of the ceilings.
+    """
+    from d5suite.network.layers import layer_facts
+
+    network.require_loss()
+    memory = roof.levels[-1].bytes_per_s
+
+    def seconds(flops: int | None, moved: int | None) -> float:
+        return max((flops or 0) / roof.flops_per_s, (moved or 0) / memory) / share
+
+    facts, owners = layer_facts(network, batch_size=batch), _owners(network)
+    forward = tuple(
+        Task(f"{name} forward", each.op_type, seconds(each.flops, each.bytes)) for name, each in facts.items()
+    )
+    backward = tuple(
+        Task(
+            f"{name} backward", each.op_type,
+            BACKWARD * seconds(each.flops, each.bytes) if each.backward_flops is None and each.backward_bytes is None
+            else seconds(each.backward_flops, each.backward_bytes), owners[name],
+        )
+        for name, each in reversed(facts.items())
+    )  # fmt: skip
+    shapes = _shapes(network)
+    step = Step(f"{network.name}, batch {batch} a rank", forward, backward, 0.0, shapes, source, network)
+    return replace(step, update_s=5 * step.nbytes / memory / share)
+
+
+def from_layers(part: Mapping[str, Any], network: Network, *, title: str) -> Step:
+    """Return the step that a layers pass has measured; its times are those of a plain step.
+
+    The profiler's slowdown is divided out. Nodes that ran as one are one task; what belongs to no
+    node is part of the update.
+
+    Raises
+    ------
+    ConfigurationError
+        If the network is not the one of the result.
+    """
+    graph, owners = part["graph"], _owners(network)
+    if unknown := sorted(name for name in owners if owners[name] and name not in graph):
+        raise ConfigurationError(f"the result's network has no node {unknown[0]!r}", where=title)
+    slow = part["slowdown"]
+    tasks: dict[str, list[Task]] = {"forward": [], "backward": []}
+    order = {name: place for place, name in enumerate(graph)}
+    given: set[str] = set()
+    for direction, found in tasks.items():
+        own = [each for each in part["times"] if each["direction"] == direction]
+        own.sort(key=lambda each: min(order.get(name, 0) for name in each["nodes"]), reverse=direction == "backward")
+        for each in own:
+            parameters = [name for node in each["nodes"] for name in owners.get(node, ())] * (direction == "backward")
+            given.update(parameters)
+            first = each["nodes"][0]
+            label = f"{first} {direction}" + (f" +{len(each['nodes']) - 1}" if len(each["nodes"]) > 1 else "")
+            heaviest = max(each["nodes"], key=lambda name: (graph.get(name) or {}).get("flops") or 0)
+            kind = (graph.get(heaviest) or {}).get("op_type", "?")
+            found.append(Task(label, kind, each["seconds"] / slow, tuple(parameters)))
+    rest = tuple(name for name in network.parameters if name not in given)
+    if rest:  # nodes without a time, such as views: their gradients come last
+        tasks["backward"].append(Task("others backward", "?", 0.0, rest))
+    left = max(0.0, part["plain_step_s"] - sum(each.seconds for own in tasks.values() for each in own))
+    return Step(
+        title,
+        tuple(tasks["forward"]),
+        tuple(tasks["backward"]),
+        left,
+        _shapes(network),
+        "measured by the layers pass",
+        network,
+    )
