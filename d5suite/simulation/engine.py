@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ FLAGS = ("-O2", "-std=c++17")
 
 OPTIONS = (
     "--cfg=network/model:CM02", "--cfg=network/TCP-gamma:0", "--cfg=network/crosstraffic:0",
-    "--cfg=contexts/stack-size:64", "--cfg=contexts/guard-size:0", "--log=root.threshold:critical",
+    "--cfg=contexts/stack-size:32", "--cfg=contexts/guard-size:0", "--log=root.threshold:critical",
 )  # fmt: skip
 """A message takes α + bytes · β and shares links max-min fairly; nothing is added for TCP."""
 
@@ -143,12 +144,12 @@ def play(programs: Programs, network: Network, node: Node | None = None) -> Play
         platform = platform_xml(network, len(programs.streams), used, [cores] * (max(homes) + 1) if node.cores else ())
         (folder / "platform.xml").write_text(platform)
         with (folder / "programs").open("wb") as file:
-            np.array([len(ops), boxes], np.int64).tofile(file)
+            file.write(struct.pack("=2q", len(ops), boxes))
             for rank, streams in enumerate(ops):
-                np.array([rank, homes[rank], len(streams)], np.int64).tofile(file)
+                file.write(struct.pack("=3q", rank, homes[rank], len(streams)))
                 for each in streams:
-                    np.array([len(each)], np.int64).tofile(file)
-                    each.tofile(file)
+                    file.write(struct.pack("=q", len(each)))
+                    file.write(each.tobytes())
         files = [str(folder / name) for name in ("platform.xml", "programs", "times")]
         threads = node.threads if node.cores else 0
         busy = [repr(each) for each in (network.busy_s, network.busy_s_per_byte)]
@@ -192,6 +193,7 @@ def _packed(programs: Programs) -> tuple[list[list[np.ndarray]], int]:
     for each rank, numbered one after the other.
     """
     size = len(programs.streams)
+    sends, messages = int(Kind.ISEND), (int(Kind.ISEND), int(Kind.IRECV))  # an enumeration's members compare slowly
     anyone = {(rank, op.tag) for rank, own in enumerate(programs.streams) for ops in own for op in ops
               if op.kind == Kind.IRECV and op.peer == ANY}  # fmt: skip
     numbers: dict[tuple[int, int, int], int] = {}
@@ -209,25 +211,19 @@ def _packed(programs: Programs) -> tuple[list[list[np.ndarray]], int]:
     for rank, own in enumerate(programs.streams):
         packed.append([])
         for ops in own:
-            rows = np.zeros(len(ops), OP)
-            boxes = []
+            rows = []
             for op in ops:
                 box = 0
-                if op.kind in (Kind.ISEND, Kind.IRECV):
+                if op.kind in messages:
                     if op.peer == LAST:
-                        box = blocks[rank, op.tag, op.kind == Kind.ISEND]
+                        box = blocks[rank, op.tag, op.kind == sends]
                     else:
-                        source, to = (rank, op.peer) if op.kind == Kind.ISEND else (op.peer, rank)
+                        source, to = (rank, op.peer) if op.kind == sends else (op.peer, rank)
                         key3 = (ANY if (to, op.tag) in anyone else source, to, op.tag)
                         if key3 not in numbers:
                             numbers[key3] = free
                             free += 1
                         box = numbers[key3]
-                boxes.append(box)
-            if ops:
-                kinds, peers, _, nbytes, refs, seconds, *_ = zip(*ops, strict=True)
-                for name, column in (("kind", kinds), ("peer", peers), ("bytes", nbytes), ("ref", refs),
-                                     ("seconds", seconds), ("mailbox", boxes)):  # fmt: skip
-                    rows[name] = column
-            packed[-1].append(rows)
+                rows.append((op.kind, op.peer, box, op.nbytes, op.ref, op.seconds))
+            packed[-1].append(np.array(rows, OP))
     return packed, free

@@ -5,14 +5,15 @@ Imports NumPy and its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from d5suite.simulation.engine import Played
-from d5suite.simulation.programs import Kind
+from d5suite.simulation.programs import LAST, Kind
 
 PARTS = ("computing", "latency", "bytes", "sharing")
 """Parts of the critical path: computing; α and n · β of messages; links and cores that several
@@ -74,31 +75,38 @@ def outcome(played: Played) -> Outcome:
     ])  # fmt: skip
     last = ends.max(axis=0)
     step_s = float((last[-1] - last[0]) / (len(last) - 1)) if len(last) > 1 else float(last[0])
-    shares = np.zeros(3)
-    weight = 0
-    for rank, marks in enumerate(programs.marks):
-        if marks:
-            shares += np.array(_shares(played, rank, float(last[-1]))) * programs.ranks[rank]
-            weight += programs.ranks[rank]
-    shares /= weight * last[-1] if last[-1] > 0 else 1
-    computing, communicating, waiting = shares.tolist()
+    shares = _seconds(played, float(last[-1]))
+    weights = np.array([count if marks else 0 for count, marks in zip(programs.ranks, programs.marks, strict=True)])
+    computing, communicating, waiting = (shares @ weights / (weights.sum() * last[-1] or 1)).tolist()
     return Outcome(
         step_s, computing, communicating, waiting, critical_path(played), sum(programs.ranks), len(programs.streams),
         programs.messages, len(last), programs.lengthened, played,
     )  # fmt: skip
 
 
-def _shares(played: Played, rank: int, until: float) -> tuple[float, float, float]:
-    """Return the seconds that a rank computes, communicates and waits."""
-    ops, times = played.ops[rank], played.times[rank]
-    main, when = ops[0], times[0]
-    computes = main["kind"] == Kind.COMPUTE
-    computing = float((when["end"] - when["begin"])[computes].sum())
-    blocked = merged(when["begin"][~computes], when["end"][~computes])
-    waits = [each[own["kind"] == Kind.WAIT] for own, each in zip(ops, times, strict=True)]
-    active = merged(*(np.concatenate([each[name] for each in waits]) for name in ("started", "finished")))
-    communicating = common(blocked, active)
-    return computing, communicating, max(0.0, until - computing - communicating)
+def _seconds(played: Played, until: float) -> np.ndarray:
+    """Return the seconds for which each rank computes, communicates and waits, (3, ranks)."""
+    ranks = len(played.ops)
+    counts = np.array([sum(map(len, own)) for own in played.ops])
+    main = np.concatenate([np.arange(count) < len(own[0]) for own, count in zip(played.ops, counts, strict=True)])
+    owner = np.repeat(np.arange(ranks), counts)
+    kind, when = _flat(played.ops)["kind"], _flat(played.times)
+    computes = main & (kind == Kind.COMPUTE)
+    computing = np.bincount(owner[computes], (when["end"] - when["begin"])[computes], ranks)
+    # One rank's times lie behind the other's, so that all are merged at once.
+    span = 1 + float(max(when["end"].max(), when["finished"].max()))
+    shift = owner * span
+    blocked = main & (kind != Kind.COMPUTE)
+    waits = kind == Kind.WAIT
+    idle = merged(when["begin"][blocked] + shift[blocked], when["end"][blocked] + shift[blocked])
+    active = merged(when["started"][waits] + shift[waits], when["finished"][waits] + shift[waits])
+    communicating = np.bincount((idle[:, 0] / span).astype(np.int64), common(idle, active), ranks)
+    return np.stack([computing, communicating, np.maximum(0.0, until - computing - communicating)])
+
+
+def _flat(lists: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """Return the rows of all ranks' streams, one after the other."""
+    return np.concatenate([each for own in lists for each in own])
 
 
 def merged(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -115,8 +123,8 @@ def merged(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     return np.stack([begin[first], until[last]], axis=1)
 
 
-def common(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the length of what two unions of intervals, from `merged`, have in common."""
+def common(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return how much of each interval of a union, from `merged`, another union covers."""
 
     def covered(intervals: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Return the length of a union before each time."""
@@ -126,38 +134,27 @@ def common(one: np.ndarray, other: np.ndarray) -> float:
         return np.where(place > 0, lengths[np.maximum(place - 1, 0)] + np.maximum(inside, 0), 0.0)
 
     if not len(one) or not len(other):
-        return 0.0
-    return float((covered(other, one[:, 1]) - covered(other, one[:, 0])).sum())
+        return np.zeros(len(one))
+    return covered(other, one[:, 1]) - covered(other, one[:, 0])
 
 
-Place = tuple[int, int, int]
-"""Rank, stream, operation."""
+def _partners(played: Played) -> np.ndarray:
+    """Return the other end of each message, by the operation that began it; else -1.
 
-
-def _partners(played: Played) -> dict[Place, Place]:
-    """Return the other end of each message, by the operation that began it."""
-    columns: dict[int, list[np.ndarray]] = {Kind.ISEND: [], Kind.IRECV: []}
-    for rank, (ops, times) in enumerate(zip(played.ops, played.times, strict=True)):
-        for stream, (own, when) in enumerate(zip(ops, times, strict=True)):
-            for kind, rows in columns.items():
-                at = np.flatnonzero((own["kind"] == kind) & (own["peer"] != -2))
-                rows.append(
-                    np.stack([own["mailbox"][at], np.full(len(at), rank), np.full(len(at), stream), at], axis=1)
-                )
-                rows[-1] = np.concatenate([rows[-1], when["begin"][at].view(np.int64)[:, None]], axis=1)
-    sends, receives = (np.concatenate(each) for each in columns.values())
-    found: dict[Place, Place] = {}
-    ends: list[dict[tuple[int, int], Place]] = []
-    for table in (sends, receives):
-        # Times are positive, so that their bits have their order.
-        ordered = table[np.lexsort((table[:, 3], table[:, 4], table[:, 0]))]
-        counts = np.arange(len(ordered)) - np.searchsorted(ordered[:, 0], ordered[:, 0])
-        keys = zip(ordered[:, 0].tolist(), counts.tolist(), strict=True)
-        ends.append(dict(zip(keys, map(tuple, ordered[:, 1:4].tolist()), strict=True)))
-    for key, one in ends[0].items():
-        if key in ends[1]:
-            other = ends[1][key]
-            found[one], found[other] = other, one
+    Operations are numbered as in `_flat`. Ends of a mailbox meet in the order in which they came.
+    """
+    ops, begin = _flat(played.ops), _flat(played.times)["begin"]
+    found = np.full(len(ops), -1)
+    ends = []
+    for kind in (Kind.ISEND, Kind.IRECV):
+        at = np.flatnonzero((ops["kind"] == kind) & (ops["peer"] != LAST))
+        at = at[np.lexsort((at, begin[at], ops["mailbox"][at]))]
+        boxes = ops["mailbox"][at]
+        turn = np.arange(len(at)) - np.searchsorted(boxes, boxes)
+        ends.append((at, boxes * (len(ops) + 1) + turn))
+    (sends, key), (receives, other) = ends
+    _, one, two = np.intersect1d(key, other, assume_unique=True, return_indices=True)
+    found[sends[one]], found[receives[two]] = receives[two], sends[one]
     return found
 
 
@@ -169,6 +166,9 @@ def critical_path(played: Played) -> dict[str, float]:
     what that one did. So it contains no waiting.
     """
     partners = _partners(played)
+    where = [(rank, stream) for rank, own in enumerate(played.ops) for stream in range(len(own))]
+    starts = np.cumsum([0, *(len(each) for own in played.ops for each in own)]).tolist()
+    first = dict(zip(where, starts, strict=False))
     network = played.network
     parts = dict.fromkeys(PARTS, 0.0)
     place = max(
@@ -198,7 +198,11 @@ def critical_path(played: Played) -> dict[str, float]:
             parts["bytes"] += moving
             parts["sharing"] += took - latency - moving
             own = times[ref][0]
-            other = partners.get((rank, stream, ref))
-            place = (rank, stream, ref) if other is None or own >= started else other
+            other = int(partners[first[rank, stream] + ref])
+            if other < 0 or own >= started:
+                place = rank, stream, ref
+            else:
+                number = bisect.bisect_right(starts, other) - 1
+                place = *where[number], other - starts[number]
     total = sum(parts.values()) or 1.0
     return {name: value / total for name, value in parts.items()}

@@ -108,10 +108,8 @@ def alike(algorithm: str, calls: frozenset[str], size: int, hosts: Sequence[str]
 
 def folded(streams: Streams, members: Sequence[int], numbers: Mapping[int, int]) -> Streams:
     """Return a rank's program with kinds as its peers."""
-    return [
-        [op._replace(peer=numbers[members[op.peer]]) if op.kind in (Kind.ISEND, Kind.IRECV) else op for op in ops]
-        for ops in streams
-    ]
+    messages = (int(Kind.ISEND), int(Kind.IRECV))  # an enumeration's members compare slowly
+    return [[Op(op[0], numbers[members[op[1]]], *op[2:]) if op[0] in messages else op for op in ops] for ops in streams]
 
 
 def check(programs: Sequence[Streams]) -> None:
