@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d5suite.errors import ConfigurationError
-from d5suite.files import read_json
+from d5suite.files import GZIP, read_json
 from d5suite.models.ceilings import Ceilings, read_ceilings
 from d5suite.models.communication import Link, fed_step_s
 from d5suite.models.fitting import FEWEST_NETWORKS, Judged, by_network, judge
@@ -91,7 +91,7 @@ def result_files(folder: Path) -> tuple[list[Path], Path | None]:
     ConfigurationError
         If it has no results.
     """
-    found = [path for path in sorted(folder.glob("*.json")) if _holds_results(path)]
+    found = [path for path in sorted(folder.glob("*.json*")) if path.suffix in (".json", GZIP) and _holds_results(path)]
     if not found:
         raise ConfigurationError("this folder holds no results", where=str(folder), hint="Give raw/NAME of a study.")
     machine = folder / "machine.json"

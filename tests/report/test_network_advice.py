@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -246,7 +247,11 @@ def test_a_folder_of_results_is_judged_with_its_own_ceilings(tmp_path: Path, fil
     errors = {(each.name, each.direction): each for each in models_of_results.class_errors(points)}
     assert all(ratio == pytest.approx(1, rel=0.1) for ratio in errors["convolution", "backward"].networks.values())
     assert sum(each.share for each in errors.values()) == pytest.approx(1)
+    packed = tmp_path / "networks.json.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "networks.json").read_bytes()))
     (tmp_path / "networks.json").unlink()
+    assert models_of_results.result_files(tmp_path)[0] == [packed]
+    packed.unlink()
     with pytest.raises(ConfigurationError, match="this folder holds no results"):
         models_of_results.result_files(tmp_path)
 
