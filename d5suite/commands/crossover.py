@@ -19,8 +19,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "crossover",
         help="compare parameter servers with all-reduce over ranks: measured, and predicted beyond",
         description="Compare parameter servers with all-reduce over ranks, bytes and tensors. Measured times come from "
-        "collectives/test_all_reduce.py; more ranks are predicted from the messages of collectives/test_ping_pong.py. "
-        "The crossover is the number of ranks from which on some all-reduce is faster.",
+        "collectives/test_all_reduce.py; more ranks are predicted from the messages of collectives/test_ping_pong.py "
+        "and test_ping_burst.py. The crossover is the number of ranks from which on some all-reduce is faster.",
     )
     command.add_argument("result", type=Path, metavar="RESULT.json")
     command.add_argument(

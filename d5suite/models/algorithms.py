@@ -1,8 +1,9 @@
 """Seconds of an all-reduce from the latency and bandwidth of a link, by algorithm.
 
 Every rank has a link of its own, which carries β seconds per byte in each direction at the same
-time; a message takes α seconds more. Adding up takes no time, and the network in between is never
-full. Sources: Thakur, Rabenseifner and Gropp, Int. J. High Perform. Comput. Appl. 19(1), 2005;
+time; a message takes α seconds more, and messages that reach a server together take g seconds each.
+Adding up takes no time, and the network in between is never full. Sources: LogGP's g, Alexandrov et
+al., SPAA 1995; Thakur, Rabenseifner and Gropp, Int. J. High Perform. Comput. Appl. 19(1), 2005;
 Patarasuk and Yuan, J. Parallel Distrib. Comput. 69(2), 2009; Li et al., OSDI 2014.
 
 Imports `d5suite.errors` and its neighbours.
@@ -86,7 +87,9 @@ def algorithm_s(algorithm: str, ranks: int, nbytes: float, link: Link, *, tensor
     if ranks == 1:
         return 0.0
     messages, share = ALGORITHMS[algorithm](ranks)
-    return link.seconds(messages * tensors, share * nbytes)
+    # Each server takes a message of every other rank, and sends as many, however few their bytes.
+    apart = 2 * (ranks - 2) * link.gap_s if algorithm in SERVERS else 0.0
+    return link.seconds(messages * tensors, share * nbytes) + tensors * apart
 
 
 def crossover(

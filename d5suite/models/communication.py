@@ -20,10 +20,13 @@ class Link:
     alpha_s : float
         Seconds of an empty one.
     beta_s_per_byte : float
+    gap_s : float
+        LogGP's g: least seconds between two messages that one rank takes or sends; 0 if not known.
     """
 
     alpha_s: float
     beta_s_per_byte: float
+    gap_s: float = 0.0
 
     def seconds(self, messages: float, size: float) -> float:
         """Return the seconds of messages one after the other, of so many bytes together."""
@@ -61,6 +64,11 @@ class LogGP:
         return (messages - 1) * apart + self.message_s(size)
 
 
+def gap_s(single_s: float, burst_s: float, messages: int) -> float:
+    """Return LogGP's g from two ways to play ping-pong; see `loggp`."""
+    return max(0.0, (burst_s - single_s) / (messages - 1))
+
+
 def loggp(single_s: float, burst_s: float, paced_s: float, *, messages: int, pause_s: float, beta: float) -> LogGP:
     """Return LogGP's parameters from three ways to play ping-pong with small messages.
 
@@ -82,7 +90,7 @@ def loggp(single_s: float, burst_s: float, paced_s: float, *, messages: int, pau
     (2007): g = (burst - single) / (n - 1), o = (paced - single) / (n - 1) - pause, and
     single = 2 (L + 2 o). None is less than 0.
     """
-    gap = max(0.0, (burst_s - single_s) / (messages - 1))
+    gap = gap_s(single_s, burst_s, messages)
     overhead = max(0.0, (paced_s - single_s) / (messages - 1) - pause_s)
     overhead = min(overhead, single_s / 4)
     return LogGP(overhead, gap, max(0.0, single_s / 2 - 2 * overhead), beta)

@@ -10,7 +10,7 @@ from d5suite.errors import JobError
 from d5suite.instruments.events import EventLog, TwoClocks
 from d5suite.instruments.gpus import unused_by
 from d5suite.instruments.machine import disturbance, snapshot
-from d5suite.instruments.memory import watch_peak
+from d5suite.instruments.memory import free_heap_bytes, watch_peak
 from d5suite.instruments.sampling import Samples
 from d5suite.measurements.base import Step, check_waits
 from d5suite.passes.base import Pass, PreparedStep
@@ -64,11 +64,13 @@ class Time(Pass):
         with step:
             before = snapshot(gpu=on_gpu, sensors=sensors)
             known = {"peak_bytes", "baseline_bytes"} <= step.memory.keys()
-            grown = watch_peak(workload.device_peak()) if known else None
+            device_peak = workload.device_peak()
+            grown = watch_peak(device_peak) if known else None
+            heap = 0 if device_peak else free_heap_bytes()  # may become resident again: no memory that the step takes
             self.samples = step.time(settings)
             if grown is not None:
                 first = step.memory["peak_bytes"] - step.memory["baseline_bytes"]
-                self.grown, self.expected = grown(), first + max(LATER_BYTES, first // 2) + step.kept_bytes()
+                self.grown, self.expected = grown(), first + max(LATER_BYTES, first // 2) + step.kept_bytes() + heap
             after = snapshot(gpu=on_gpu, sensors=sensors)
             machine = disturbance(before, after, own_pids=[os.getppid()], threads=workload.job.threads)
             self.clocks = _both_clocks(step, self.samples)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from d5suite.errors import ConfigurationError
 from d5suite.models.algorithms import ALGORITHMS, COLLECTIVE, SERVERS, algorithm_s, crossover
-from d5suite.models.communication import Link
+from d5suite.models.communication import Link, gap_s
 from d5suite.report.colours import styles
 from d5suite.report.formats import figure
 from d5suite.report.page.svg import drawing
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ASSUMES = (
-    "Predicted: messages one after the other take α each, and each rank's own link carries bytes both ways at once; "
-    "sums take no time, and links are never shared. Ranks of one host share its cores and memory: there, "
-    "predictions of many ranks are those of a network of such links."
+    "Predicted: messages one after the other take α each, those of several ranks to one server g each, and each "
+    "rank's own link carries bytes both ways at once; sums take no time, and links are never shared. Ranks of one "
+    "host share its cores and memory: there, predictions of many ranks are those of a network of such links."
 )
 AGAINST = {"ring": ("ring",), "any": COLLECTIVE}
 """All-reduces that servers are compared with: of several, the fastest."""
+
+BURST = 16
+"""Messages of ``ping_burst``."""
 
 PANEL = 4.6, 3.6
 """Inches of a panel."""
@@ -43,7 +46,7 @@ class Study:
     ----------
     communicator : str
     link : Link
-        Half of the line of `ping_pong`: one direction.
+        Half of the line of `ping_pong`: one direction; and the gap of `ping_burst`, if measured.
     measured : mapping
         Median seconds by algorithm, number of ranks and bytes.
     """
@@ -84,10 +87,13 @@ def studies(records: Mapping[Any, Mapping[str, Any]]) -> list[Study]:
     """
     found: dict[str, dict[tuple[str, int, int], float]] = {}
     links: dict[str, tuple[int, Link]] = {}
+    played: dict[tuple[str, str, int], float] = {}  # by call, communicator and ranks: seconds of the least size
     for (group, *_), info in records.items():
         if info["measurement"] != "collectives":
             continue
         name, ranks = info["communicator"], info["ranks"]
+        if group.startswith(("ping_pong/", "ping_burst/")) and info["sizes"]:
+            played[group.split("/")[0], name, ranks] = min(info["sizes"], key=lambda each: each["bytes"])["median_s"]
         if group.startswith("all_reduce/"):
             for each in info["sizes"]:
                 found.setdefault(name, {})[info["algorithm"], ranks, each["bytes"]] = each["median_s"]
@@ -100,7 +106,13 @@ def studies(records: Mapping[Any, Mapping[str, Any]]) -> list[Study]:
             "there are no all-reduces and messages between two ranks of one communicator",
             hint="Measure collectives/test_all_reduce.py and collectives/test_ping_pong.py with --ranks 2.",
         )
-    return [Study(name, links[name][1], found[name]) for name in both]
+    made = []
+    for name in both:
+        ranks, link = links[name]
+        single, burst = (played.get((call, name, ranks)) for call in ("ping_pong", "ping_burst"))
+        gap = 0.0 if single is None or burst is None else gap_s(single, burst, BURST)
+        made.append(Study(name, replace(link, gap_s=gap), found[name]))
+    return made
 
 
 def crossovers(study: Study, sizes: Sequence[int], tensors: Sequence[int], most: int) -> Iterator[dict[str, Any]]:
@@ -167,7 +179,7 @@ def tables(study: Study, sizes: Sequence[int], tensors: Sequence[int], most: int
     servers = [name.removeprefix("parameter_server").removeprefix("_") or "1" for name in SERVERS]
     first = table(
         f"ranks from which on an all-reduce is faster than k servers, predicted up to {most}, {study.communicator}: "
-        f"α {figure(1e6 * study.link.alpha_s)} µs, {figure(1e-9 / study.link.beta_s_per_byte)} GB/s",
+        + _described(study.link),
         "bytes", "tensors", "all-reduce", *(f"k={count}" for count in servers),
     )  # fmt: skip
     rows = list(crossovers(study, sizes, tensors, most))
@@ -184,6 +196,11 @@ def tables(study: Study, sizes: Sequence[int], tensors: Sequence[int], most: int
         found = [study.measured.get((name, ranks, nbytes)) for nbytes in study.sizes]
         third.add_row(name, str(ranks), *("–" if s is None else figure(1e3 * s) for s in found))
     return [first, second, third]
+
+
+def _described(link: Link) -> str:
+    gap = f"g {figure(1e6 * link.gap_s)} µs" if link.gap_s else "g unknown"
+    return f"α {figure(1e6 * link.alpha_s)} µs, {gap}, 1/β {figure(1e-9 / link.beta_s_per_byte)} GB/s"
 
 
 def draw(study: Study, sizes: Sequence[int], tensors: Sequence[int], most: int) -> Figure:
@@ -205,7 +222,7 @@ def draw(study: Study, sizes: Sequence[int], tensors: Sequence[int], most: int) 
         drawn.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
         drawn.suptitle(
             f"Parameter servers and all-reduce, {study.communicator}: measured (markers) and predicted (lines) by "
-            f"α = {figure(1e6 * study.link.alpha_s)} µs, 1/β = {figure(1e-9 / study.link.beta_s_per_byte)} GB/s"
+            + _described(study.link)
         )
     return drawn
 

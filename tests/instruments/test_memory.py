@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,21 @@ def test_memory_that_was_freed_again_has_grown() -> None:
         pytest.skip("needs Linux")
     allocated(64 * MIB).close()
     assert grown() > 48 * MIB
+
+
+def test_freed_memory_that_is_used_again_is_within_what_the_heap_had_free() -> None:
+    code = """
+from d5suite.instruments.memory import free_heap_bytes, return_freed_memory, watch_peak
+blocks = [bytes(100_000) for _ in range(1000)]  # below the size from which malloc maps memory
+kept = blocks[::2]
+del blocks
+return_freed_memory()
+free, grown = free_heap_bytes(), watch_peak()
+again = [bytes(90_000) for _ in range(400)]
+print(free, -1 if grown is None else grown())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    free, grown = map(int, done.stdout.split())
+    if not free or grown < 0:
+        pytest.skip("needs GNU's C library and Linux")
+    assert free > 40_000_000 and 20_000_000 < grown < free

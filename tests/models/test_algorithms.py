@@ -51,6 +51,19 @@ def test_a_server_is_never_ahead_by_bytes_alone_and_more_servers_move_the_crosso
     assert (few, many) == (2, None)  # where a message takes longer than its bytes, a ring never catches up
 
 
+def test_a_server_takes_the_messages_of_many_ranks_one_by_one() -> None:
+    gap, p, n = Link(2e-5, 1e-9, 3e-6), 12, 1e4
+    for servers in SERVERS:
+        assert algorithm_s(servers, p, n, gap) == pytest.approx(algorithm_s(servers, p, n, LINK) + 2 * (p - 2) * 3e-6)
+    assert algorithm_s("parameter_server", p, n, gap, tensors=5) == pytest.approx(
+        5 * algorithm_s("parameter_server", p, n / 5, gap)
+    )
+    assert algorithm_s("ring", p, n, gap) == algorithm_s("ring", p, n, LINK)
+    # Four bytes: by the gap alone, a thousand messages take longer than the rounds of doubling.
+    assert crossover("parameter_server", 4, LINK, range(2, 1025)) is None
+    assert crossover("parameter_server", 4, gap, range(2, 1025)) is not None
+
+
 def test_what_has_no_model_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no model of 'native'"):
         algorithm_s("native", 2, 1.0, LINK)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "results"
-SMOKE, RANKS = (RESULTS / f"reference-2core-cpu-{name}.json" for name in ("smoke", "ranks"))
+SMOKE, RANKS, OPERATORS = (RESULTS / f"reference-2core-cpu-{name}.json" for name in ("smoke", "ranks", "operators"))
 
 HOSTILE = [
     "</script><script>window.hacked=1</script>",

@@ -9,17 +9,20 @@ from typing import Any
 import pytest
 
 from d5suite.cli import main
+from d5suite.distributed import calls
 from d5suite.errors import ConfigurationError
 from d5suite.models.algorithms import ALGORITHMS, algorithm_s
 from d5suite.models.communication import Link
-from d5suite.report.crossover import crossovers, draw, errors, studies, tables
+from d5suite.report.console import Console
+from d5suite.report.crossover import BURST, crossovers, draw, errors, studies, tables
 from d5suite.report.page.svg import to_svg
 from tests.report.planted import bench, result
 
 LINK, SIZES = Link(2e-5, 1e-9), (2**10, 2**16, 2**20)
+GAP_S = 4e-6
 
 
-def planted(slower: Mapping[str, float], *, ping_pong: bool = True) -> dict[Any, dict[str, Any]]:
+def planted(slower: Mapping[str, float], *, ping_pong: bool = True, burst: bool = False) -> dict[Any, dict[str, Any]]:
     """Make records as the model predicts them, some algorithms slower."""
     found: dict[Any, dict[str, Any]] = {}
     for ranks in (2, 4):
@@ -34,8 +37,32 @@ def planted(slower: Mapping[str, float], *, ping_pong: bool = True) -> dict[Any,
         if ping_pong:
             line = {"alpha_s": 2 * LINK.alpha_s, "beta_s_per_byte": 2 * LINK.beta_s_per_byte * (1 if ranks == 2 else 9)}
             key = "ping_pong/collectives", (("ranks", str(ranks)),), "gloo"
-            found[key] = {"line": line, "sizes": [], "algorithm": "native", "ranks": ranks}
+            found[key] = {"line": line, "sizes": played(1e-4), "algorithm": "native", "ranks": ranks}
+        if burst:
+            key = "ping_burst/collectives", (("ranks", str(ranks)),), "gloo"
+            times = played(1e-4 + (BURST - 1) * GAP_S * (1 if ranks == 2 else 9))
+            found[key] = {"line": {}, "sizes": times, "algorithm": "native", "ranks": ranks}
     return {key: {"measurement": "collectives", "communicator": "gloo", **each} for key, each in found.items()}
+
+
+def played(seconds: float) -> list[dict[str, float]]:
+    """Make the sizes of a call between two ranks."""
+    return [{"bytes": 256, "median_s": 1.0}, {"bytes": 4, "median_s": seconds}]
+
+
+def test_the_gap_of_a_burst_counts_where_messages_reach_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert BURST == calls.BURST
+    (study,) = studies(planted({}, burst=True))
+    assert study.link.gap_s == pytest.approx(GAP_S)
+    first = {
+        each["servers"]: each["crossover_ranks"] for each in crossovers(study, SIZES[:1], [64], 1024)
+        if each["against"] == "any"
+    }  # fmt: skip
+    assert all(each is not None for each in first.values())
+    Console(width=200).print(tables(study, SIZES, [1], 1024)[0])
+    Console(width=200).print(tables(studies(planted({}))[0], SIZES, [1], 1024)[0])
+    said = capsys.readouterr().out
+    assert "g 4 µs" in said and "g unknown" in said
 
 
 def test_a_study_is_read_from_the_messages_of_fewest_ranks_and_all_sums() -> None:

@@ -35,9 +35,9 @@ def method(found: Gathered) -> Iterator[Claim | None]:
     )  # fmt: skip
     turns = [place for place, row in zip(places, rows, strict=True) if row.record.get("turns")]
     yield say(
-        found.figure("such:in turn", turns), " results come from backends that took turns, round by round, with half "
-        "of them launched at least ", found.figure("median length", [place_in(place, "turns") for place in turns]),
-        " times; the others are compared by their medians, with 15% from process to process.",
+        found.figure("such:in turn", turns), " results come from backends that took turns, round by round "
+        "(median number of launches: ", found.figure("median length", [place_in(place, "turns") for place in turns]),
+        "); the others are compared by their medians, with 15% from process to process.",
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from d5suite.report.compare import setting
+from d5suite.report.ceilings import RATES, share_of_ceiling
+from d5suite.report.compare import is_reduced, setting
 from d5suite.report.contests import Contest, ratio_between
 from d5suite.report.page.gather import Group, Row, Section
 from d5suite.report.study.claims import Cell, Claim, Heading, Table, cell, said, say
@@ -27,6 +28,12 @@ MOST_SENTENCES = 8
 
 LOADING = ("input_pipeline", "native_input_pipeline", "cost_of_loading")
 ACCURACY = ("time_to_accuracy", "distributed_accuracy")
+
+LIMITS = {
+    "flops_per_s": ("arithmetic", "the run's fastest large product"),
+    "bytes_per_s": ("memory traffic", "the run's fastest copy"),
+}
+"""What limits a rate, and what its ceiling is."""
 
 ALL_REDUCE, PARAMETER_SERVER = "all_reduce", "parameter_server"
 
@@ -130,6 +137,10 @@ def _found(found: Gathered, topic: Topic, rows: list[Row], compared: list[_Compa
         schemes, table = _schemes(found, rows)
         claims += [*scaled, *schemes]
         summary += [*scaled[:1], *schemes[:1]]
+    elif topic.key == "operators":
+        near = said(_near_ceilings(found, rows))
+        claims += near
+        summary += near
     elif topic.key == "collectives":
         claims += said(_collectives(found, rows))
     elif topic.key == "accuracy":
@@ -161,8 +172,8 @@ def _counted(found: Gathered, topic: Topic, compared: Sequence[_Compared]) -> Cl
     undecided = found.figure("undecided", places)
     end: list[str | Figure | None] = ["; ", undecided, " undecided"] if undecided and undecided.value else []
     clear = found.figure("clear", places)
-    return say(f"{topic.title}: ", clear, " of ", found.figure("contests", places),
-               " comparisons have a clear winner", *told, *end, ".")  # fmt: skip
+    return say(f"{topic.title}: a clear winner in ", clear, " of ", found.figure("contests", places),
+               " comparisons", *told, *end, ".")  # fmt: skip
 
 
 def named(each: _Compared) -> str:
@@ -213,6 +224,30 @@ def _slower(found: Gathered, each: _Compared) -> Iterator[tuple[float, Claim | N
                 f"In {named(each)}, {row.backend} is slower than {fastest.backend}: it takes ",
                 found.figure("ratio", places, "times"), " times as long (95% interval ",
                 found.figure("ratio:low", places, "times"), " to ", found.figure("ratio:high", places, "times"), ").",
+            )  # fmt: skip
+
+
+def _near_ceilings(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None]:
+    """How near the nearest backend of each case comes to the ceiling that is nearer.
+
+    What exceeds a ceiling, as from a cache, tells nothing about it, and is left out.
+    """
+    nearest: dict[tuple[str, ...], tuple[float, str, Row]] = {}
+    for row in rows:
+        if found.decides(row) and not is_reduced(row.record):
+            share, rate = max((share_of_ceiling(row.record, rate).value or 0.0, rate) for rate in RATES)
+            key = (found.run_of(row).machine, row.case, row.measurement, setting(row.record))
+            if share > nearest.get(key, (0.0,))[0]:
+                nearest[key] = share, rate, row
+    for rate, (kind, best) in LIMITS.items():
+        own = [(share, row) for share, of, row in nearest.values() if of == rate and share <= 1]
+        if own:
+            places = [place_in(found.place(row), f"fraction_of_ceiling.{rate}") for _, row in own]
+            top = max(own, key=lambda each: each[0])[1]
+            yield say(
+                found.figure("count", places), f" cases are limited by {kind}: the backend nearest to {best} reaches ",
+                found.figure("median", places, "percent"), " of it in the median, and ",
+                found.figure("most", places, "percent"), f" at most ({top.case} {top.measurement} on {top.backend}).",
             )  # fmt: skip
 
 

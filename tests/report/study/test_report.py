@@ -29,7 +29,7 @@ from d5suite.report.study.doubts import threats
 from d5suite.report.study.figures import RULES, Figure, RawData, check_report
 from d5suite.report.study.gathered import gather_study
 from d5suite.study.state import COMMIT, WITH_CHANGES, RunState, read_state, sha256_of
-from tests.report.pages import RANKS, SMOKE, content, record, settle
+from tests.report.pages import OPERATORS, RANKS, SMOKE, content, record, settle
 from tests.report.test_crossover import planted
 
 STUDY = """
@@ -197,7 +197,7 @@ def test_verdicts_are_decided_once(study: Path) -> None:
     text = "\n".join(sentences(study))
     assert "imagenet_resnet50 inference" in text
     assert "jax is fastest" in text
-    assert "Networks: 1 of 1 comparisons have a clear winner (jax 1)." in text
+    assert "Networks: a clear winner in 1 of 1 comparisons (jax 1)." in text
     assert re.search(r"imagenet_resnet50 training step.*it is undecided which of", text)
     assert "a step of parameter_server takes" in text
     assert not re.search(r"training step[^:]*\), \w+ is fastest: ", text)
@@ -346,7 +346,7 @@ def test_machines_stand_side_by_side(tmp_path: Path) -> None:
     assert "Another CPU" in page
     assert ">there/networks" in page
     assert not check_report(folder)[1]
-    assert "2 of 2 comparisons have a clear winner" in "\n".join(sentences(folder))  # none across machines
+    assert "a clear winner in 2 of 2 comparisons" in "\n".join(sentences(folder))  # none across machines
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
@@ -377,6 +377,33 @@ def test_who_is_slower_than_an_undecided_first_is_said(tmp_path: Path) -> None:
     assert re.search(r"training step.*undecided which of (jax, keras|keras, jax) is fastest", said)
     assert re.search(r"training step.*mxnet is slower than (jax|keras): it takes 3.00 times as long", said)
     assert not re.search(r"(jax|keras) is slower than", said) and not check_report(folder)[1]
+
+
+def test_how_near_operators_come_to_their_ceilings(tmp_path: Path) -> None:
+    shares = {
+        ("forward", "torch"): (0.5, 0.1), ("forward", "jax"): (0.25, 0.9), ("backward", "torch"): (0.2, 0.3),
+        ("backward", "jax"): (0.05, 0.4),
+    }  # fmt: skip
+    found = content(OPERATORS)
+    cases = sorted({record(each)["recipe"] for each in found["benchmarks"]})[:2]
+    chosen = []
+    for each in found["benchmarks"]:
+        info = record(each)
+        arithmetic, memory = shares.get((info["measurement"], info["backend"]["name"]), (0.0, 0.0))
+        if info["recipe"] in cases and arithmetic:
+            times = 3.0 if info["recipe"] == cases[1] else 1.0  # of the second case, one ceiling is exceeded
+            info["fraction_of_ceiling"] = {"flops_per_s": arithmetic, "bytes_per_s": memory * times}
+            info["machine"] = {"disturbed": False, "reasons": []}
+            chosen.append(each)
+    assert len(chosen) == 8
+    found["benchmarks"] = chosen
+    found["d5suite"].pop("series", None)
+    folder = laid(tmp_path / "study", {"networks": found})
+    assert main(["study", "--report", str(folder)]) == 0
+    said = "\n".join(sentences(folder))
+    assert "2 cases are limited by memory traffic: the backend nearest to the run's fastest copy reaches " in said
+    assert "reaches 65% of it in the median, and 90% at most (" in said  # 90% and 40%
+    assert "limited by arithmetic" not in said and not check_report(folder)[1]
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
@@ -554,7 +581,7 @@ def test_nothing_is_concluded_from_a_disturbed_machine(tmp_path: Path) -> None:
     folder = laid(tmp_path / "study", {"networks": found})
     assert main(["study", "--report", str(folder)]) == 0
     said = "\n".join(sentences(folder))
-    assert "0 of 2 comparisons have a clear winner" in said
+    assert "a clear winner in 0 of 2 comparisons" in said
     assert "is fastest:" not in re.sub("it is undecided which of .*? is fastest:", "", said)
     assert "threads give" not in said
 
