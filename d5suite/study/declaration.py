@@ -96,12 +96,19 @@ KEYS: Mapping[str, _Key] = {
 """All keys of a part."""
 
 
+TOPICS = (
+    "operators", "networks", "training", "accuracy", "loading", "neutrality", "ranks", "collectives", "workflows",
+)  # fmt: skip
+"""Kinds of results, as the report has them."""
+
+
 @dataclass(frozen=True)
 class Question:
-    """A question, and the parts whose results answer it."""
+    """A question, the parts whose results answer it, and which kinds of them; by default all."""
 
     ask: str
     parts: tuple[str, ...]
+    topics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -251,14 +258,18 @@ def _questions(given: Any, parts: Mapping[str, Part], path: Path) -> tuple[Quest
     found = []
     for number, each in enumerate(given, 1):
         where = f"{path}, question {number}"
-        if not isinstance(each, dict) or set(each) != {"ask", "parts"} or not _is_text(each["ask"]):
-            raise ConfigurationError("a question has ask, a text, and parts", where=where)
+        if not isinstance(each, dict) or {*each, "topics"} != {"ask", "parts", "topics"} or not _is_text(each["ask"]):
+            raise ConfigurationError("a question has ask, a text, and parts; topics if you like", where=where)
         if not _texts(each["parts"]):
             raise ConfigurationError("parts must be a list of names of parts", where=where)
         for part in each["parts"]:
             if part not in parts:
                 raise ConfigurationError(f"there is no part {part!r}", where=where, hint=f"Known: {', '.join(parts)}.")
-        found.append(Question(each["ask"], tuple(each["parts"])))
+        topics = each.get("topics", [])
+        if topics != [] and not (_texts(topics) and set(topics) <= set(TOPICS)):
+            raise ConfigurationError("topics must be a list of kinds of results", where=where,
+                                     hint=f"Known: {', '.join(TOPICS)}.")  # fmt: skip
+        found.append(Question(each["ask"], tuple(each["parts"]), tuple(topics)))
     return tuple(found)
 
 

@@ -381,6 +381,8 @@ class _Execution:
                 if each.name not in [other.name for other in new]:
                     remove(each)
             for each in new:
+                if each.suffix == ".log":
+                    each.write_bytes(each.read_bytes().replace(f"/{REPEAT}/".encode(), b"/"))
                 if each.is_dir():
                     remove(state.folder / each.name)
                 os.replace(each, state.folder / each.name)

@@ -64,6 +64,8 @@ def test_parts_become_commands_that_take_turns(tmp_path: Path) -> None:
         ('budget = "10m"', 'budget = "soon"', "'soon' is not a duration"),
         ('budget = "10m"', "", "budget is not given"),
         ('parts = ["one"]', 'parts = ["three"]', "there is no part 'three'"),
+        ('parts = ["one"]', 'parts = ["one"]\ntopics = ["speed"]', "topics must be a list of kinds of results"),
+        ('parts = ["one"]', 'parts = ["one"]\ntopic = "training"', "a question has ask, a text, and parts"),
         ("[[question]]", "[[questions]]", "there is no key 'questions'"),
         ("share = 0.5\ncost = \"2m\"", "share = 0.6\ncost = \"2m\"", "the shares of all parts are 1.1"),
         ("share = 0.5\ncost = \"2m\"", "cost = \"2m\"", "share is not given"),

@@ -259,6 +259,7 @@ def test_measured_again_the_earlier_result_stays_until_the_new_one_is_finished(
     left = sorted(each.name for each in state.folder.iterdir())
     assert left == [".lock", "quick.json", "quick.log", "state.json"]  # nothing of the earlier run
     assert not (state.job_files / ".again").exists()
+    assert ".again" not in (state.folder / "quick.log").read_text()  # paths are those of the new place
 
 
 def test_what_has_changed_since_a_run_is_told_before_others_run(

@@ -24,7 +24,7 @@ from d5suite.report.study.gathered import Gathered, StudyRun
 from d5suite.report.study.held import compare_studies, sentence
 from d5suite.report.study.held import table as held_table
 from d5suite.report.study.origins import joined
-from d5suite.study.declaration import Question
+from d5suite.study.declaration import TOPICS, Question
 from d5suite.study.state import DONE
 
 if TYPE_CHECKING:
@@ -189,7 +189,8 @@ def _named(chapters: Sequence[Chapter], name: str) -> Chapter:
 def _answer(found: Gathered, question: Question) -> Answer:
     parts = question.parts
     rows = [row for row in found.rows if found.run_of(row).state.part in parts]
-    claims = [claim for each in find(found, parts) for claim in each.summary] + swept(found, rows)[:MOST_OF_ANSWER]
+    topics = [each for each in find(found, parts) if each.topic.key in (question.topics or TOPICS)]
+    claims = [claim for each in topics for claim in each.summary] + swept(found, rows)[:MOST_OF_ANSWER]
     own = replace(found, files={file: each for file, each in found.files.items() if each[0].state.part in parts})
     claims += [claim for reader in (tuned, crossed, simulated) for claim in reader(own)[0][:MOST_OF_ANSWER]]
     some = {run.state.part for run in found.runs if run.file}

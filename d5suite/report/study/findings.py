@@ -19,6 +19,7 @@ from d5suite.report.study.figures import BETWEEN_RUNS, Figure, place_in
 from d5suite.report.study.gathered import Gathered
 from d5suite.statistics.contests import veto_of
 from d5suite.statistics.decisions import Threshold, decide
+from d5suite.study import declaration
 
 MOST_NAMES = 8
 """Most backends with a column of their own."""
@@ -58,9 +59,6 @@ TOPICS = (
     Topic("ranks", "Scaling and schemes", lambda each: each["level"] == 3),
 )
 """A record belongs to the first topic that holds it."""
-
-ORDER = ("operators", "networks", "training", "accuracy", "loading", "neutrality", "ranks", "collectives", "workflows")
-"""Topics as the report has them."""
 
 
 def topic_of(record: Mapping[str, Any]) -> Topic:
@@ -116,7 +114,15 @@ def find(found: Gathered, parts: Sequence[str] = ()) -> list[Found]:
                 _Compared(section, group, each) for each in group.contests
                 if len(each.results) > 1 and all(id(row) in inside for row in each.results)
             ]  # fmt: skip
-    return [_found(found, titles[key], rows[key], compared[key]) for key in ORDER if rows[key]]
+    made = [_found(found, titles[key], rows[key], compared[key]) for key in declaration.TOPICS if rows[key]]
+    for each in made:
+        if each.topic.key == "loading":
+            kept = said(
+                claim for _, claim in sorted(_pace(found, each.rows, rows["training"]), key=lambda pair: pair[0])
+            )
+            each.claims.extend(kept[:MOST_SENTENCES])
+            each.summary.extend(kept[:2])
+    return made
 
 
 def _found(found: Gathered, topic: Topic, rows: list[Row], compared: list[_Compared]) -> Found:
@@ -203,8 +209,13 @@ def _lead(found: Gathered, each: _Compared) -> Claim | None:
     )  # fmt: skip
 
 
+def _nearest(contest: Contest[Row]) -> tuple[Row, Row]:
+    """Return the fastest and the first that may be as fast; if it is decided, the second one."""
+    return contest.standing[0][0], (contest.rivals or [contest.standing[1][0]])[0]
+
+
 def _undecided(found: Gathered, each: _Compared) -> Claim | None:
-    first, second = (row for row, _ in each.contest.standing[:2])
+    first, second = _nearest(each.contest)
     places = [found.place(first), found.place(second)]
     why = "the machine was disturbed" if each.contest.vetoes else "the interval includes 1"
     return say(
@@ -224,6 +235,25 @@ def _slower(found: Gathered, each: _Compared) -> Iterator[tuple[float, Claim | N
                 f"In {named(each)}, {row.backend} is slower than {fastest.backend}: it takes ",
                 found.figure("ratio", places, "times"), " times as long (95% interval ",
                 found.figure("ratio:low", places, "times"), " to ", found.figure("ratio:high", places, "times"), ").",
+            )  # fmt: skip
+
+
+def _pace(found: Gathered, loading: Sequence[Row], training: Sequence[Row]) -> Iterator[tuple[float, Claim | None]]:
+    """Yield how many times as fast as a training step its images are loaded, and a sentence."""
+
+    def key(row: Row) -> tuple[str, ...]:
+        return row.file, row.case, row.backend, setting(row.record)
+
+    steps = {key(row): row for row in training if row.measurement == "training_step"}
+    for row in loading:
+        step = steps.get(key(row))
+        if row.measurement == "input_pipeline" and step is not None and found.decides(row, step):
+            rates = [place_in(found.place(each), "throughput.value") for each in (row, step)]
+            ratio = found.figure("quotient", rates, "times")
+            yield ratio.value if ratio else 0.0, say(
+                f"{row.case} on {row.backend} ({setting(row.record)}): loading alone gives ",
+                found.of(row, "throughput.value", "figure"), f" {row.record['throughput']['unit']}, ", ratio,
+                " times the rate of the training step.",
             )  # fmt: skip
 
 
@@ -265,7 +295,7 @@ def _matrix(found: Gathered, topic: Topic, compared: Sequence[_Compared]) -> Tab
     ]  # fmt: skip
     lines = []
     for each in compared:
-        (first, _), (second, _) = each.contest.standing[:2]
+        first, second = _nearest(each.contest)
         places = [found.place(first), found.place(second)]
         verdict = (
             "not decided: disturbed" if each.contest.vetoes else "undecided" if each.contest.rivals

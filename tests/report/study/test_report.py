@@ -379,6 +379,50 @@ def test_who_is_slower_than_an_undecided_first_is_said(tmp_path: Path) -> None:
     assert not re.search(r"(jax|keras) is slower than", said) and not check_report(folder)[1]
 
 
+def test_whether_loading_keeps_pace_answers_a_question_about_loading_only(tmp_path: Path) -> None:
+    found = content(SMOKE)
+    rates = {"input_pipeline": 90.0, "training_step": 60.0}
+    found["benchmarks"] = [
+        each for each in found["benchmarks"]
+        if record(each)["recipe"] == "imagenet_resnet50" and record(each)["measurement"] in rates
+        and record(each)["backend"]["name"] in ("jax", "torch")
+    ]  # fmt: skip
+    for each in found["benchmarks"]:
+        record(each)["throughput"]["value"] = rates[record(each)["measurement"]]
+        record(each)["machine"] = {"disturbed": False, "reasons": []}
+    folder = laid(tmp_path / "study", {"networks": found})
+    declared = (folder / "study.toml").read_text()
+    asked = declared.replace('parts = ["networks"]', 'parts = ["networks"]\ntopics = ["loading"]')
+    (folder / "study.toml").write_text(asked)
+    assert main(["study", "--report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    start = page.index("Which framework is fastest?")
+    answer = html.unescape(re.sub(r"<[^>]*>", "", page[start : page.index("What do ranks give?", start)]))
+    assert "loading alone gives 90 images/s, 1.50 times the rate of the training step" in answer
+    assert "Loading: a clear winner in" in answer and "Training: a clear winner in" not in answer
+    assert not check_report(folder)[1]
+
+
+def test_an_undecided_first_is_held_against_the_one_that_may_be_as_fast(tmp_path: Path) -> None:
+    found = small()
+    rounds = {"jax": [0.3] * 4, "keras": [0.4] * 4, "mxnet": [0.28, 0.28, 1.0, 1.0]}
+    for each in found["benchmarks"]:
+        info = record(each)
+        name = info["backend"]["name"]
+        if info["measurement"] == "training_step":
+            settle(each, rounds[name] * 3)
+            info["throughput"]["value"] = 4 / statistics.median(rounds[name])
+            info["turns"] = [{"group": "one", "beside": sorted(set(rounds) - {name}), "rounds": [1] * 12}]
+    folder = laid(tmp_path / "study", {"networks": found})
+    assert main(["study", "--report", str(folder)]) == 0
+    (said,) = [
+        each for each in sentences(folder) if "training step" in each and "undecided which of jax, mxnet" in each
+    ]
+    low, high = map(float, re.findall(r"interval (\S+) to (\S+)\)", said)[0])
+    assert low < 1 < high and said.endswith("the interval includes 1.")  # keras, the second, is slower
+    assert any("keras is slower than jax: it takes 1.33 times" in each for each in sentences(folder))
+
+
 def test_how_near_operators_come_to_their_ceilings(tmp_path: Path) -> None:
     shares = {
         ("forward", "torch"): (0.5, 0.1), ("forward", "jax"): (0.25, 0.9), ("backward", "torch"): (0.2, 0.3),
