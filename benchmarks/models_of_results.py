@@ -24,6 +24,7 @@ from d5suite.models.fitting import FEWEST_NETWORKS, Judged, by_network, judge
 from d5suite.models.node_time import fit_once, predicted_s
 from d5suite.models.peak import fit_once as fit_peak_once
 from d5suite.models.peak import predicted_bytes
+from d5suite.report.contests import rounds_of
 from d5suite.report.model_points import MEASUREMENTS, Kind, Points, points_of
 from d5suite.report.reading import load_results
 from d5suite.statistics.messages import fit_line
@@ -215,11 +216,11 @@ def class_errors(points: Points) -> Iterator[ClassError]:
 def launch_lines(records: Records) -> Iterator[Line]:
     """Tell how far launches of one step differ from its median: no model can be better."""
     errors = [
-        statistics.median(launch["rounds"]) / each["median_s"] - 1
+        statistics.median(launch) / each["median_s"] - 1
         for each in records
         if each["measurement"] in MEASUREMENTS and len(each.get("turns", ())) > 1
-        for launch in each["turns"]
-        if launch["rounds"]
+        for launch in rounds_of(each)
+        if launch
     ]
     if errors:
         yield Line("one launch of a step, against the median of all", errors)

@@ -257,8 +257,12 @@ def test_a_folder_of_results_is_judged_with_its_own_ceilings(tmp_path: Path, fil
 
 
 def test_launches_tell_how_well_any_model_can_do() -> None:
-    one = {"measurement": "inference", "median_s": 2.0, "turns": [{"rounds": [1.8, 1.9, 2.0]}, {"rounds": [2.2]}]}
-    (line,) = models_of_results.launch_lines([one, one | {"turns": [{"rounds": [2.0]}]}])
+    data = [1.8, 1.8, 1.9, 2.0, 2.2, 2.2]
+    one = {
+        "measurement": "inference", "median_s": 2.0, "data": data, "place": "",
+        "turns": [{"rounds": [2, 1, 1]}, {"rounds": [2]}],
+    }  # fmt: skip
+    (line,) = models_of_results.launch_lines([one, one | {"turns": [{"rounds": [6]}]}])
     assert line.errors == pytest.approx([-0.05, 0.1])
 
 
