@@ -30,14 +30,14 @@ from d5suite.study.state import DONE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-MOST_PICTURES = 24
-"""Pictures in the report; the folder of figures has all."""
+MOST_PICTURES, MOST_OF_CHAPTER = 32, 4
+"""Pictures in the report and in a chapter of it; the folder of figures has all."""
 
 MOST_OF_ANSWER = 4
 """Sentences on one kind of result in the answer to a question."""
 
-MOST_OF_ABSTRACT = 14
-"""Sentences of the abstract."""
+MOST_OF_ABSTRACT = 22
+"""Sentences of the abstract: the first of each kind of result, then the second ones."""
 
 
 @dataclass
@@ -139,7 +139,8 @@ def compose(found: Gathered, earlier: Gathered | None) -> Report:
         Chapter("rooflines", "Rooflines and trajectories", *roofs[:2]),
         Chapter("models", "Models and measurements", *models),
     ]
-    chapters += [Chapter(name, title, *reader(found)) for name, title, reader in READERS]
+    others = {name: (title, *reader(found)) for name, title, reader in READERS}
+    chapters += [Chapter(name, *content) for name, content in others.items()]
     threatening = Chapter("threats", "Threats to validity", [each for each in threats(found) if each is not None])
     drawer = _Drawer(found)
     drawer.add(chapters, topics)
@@ -163,9 +164,16 @@ def compose(found: Gathered, earlier: Gathered | None) -> Report:
     chapters.append(threatening)
     answers = [_answer(found, each) for each in found.study.questions]
     abstract: list[Claim | str] = [*said([_extent(found)]), *_open(answers)]
-    abstract += [claim for each in topics for claim in each.summary]
-    abstract += [*layers[0][:1], *roofs[0][:1], *models[0][:1], *held]
-    return Report(abstract[:MOST_OF_ABSTRACT], answers, [each for each in chapters if each.has_content])
+    kinds = [each.summary for each in topics] + [claims for _, claims, _ in others.values()]
+    kinds += [claims[:1] for claims in (layers[0], roofs[0], models[0])]
+    abstract += [*_first(kinds, MOST_OF_ABSTRACT - len(abstract) - len(held)), *held]
+    return Report(abstract, answers, [each for each in chapters if each.has_content])
+
+
+def _first(kinds: Sequence[Sequence[Claim]], most: int) -> list[Claim]:
+    """Return so many sentences in their order: the first of each kind, then the second ones."""
+    turns = sorted((turn, kind) for kind, claims in enumerate(kinds) for turn in range(len(claims)))[: max(0, most)]
+    return [kinds[kind][turn] for kind, turn in sorted((kind, turn) for turn, kind in turns)]
 
 
 def _ordering(found: Gathered) -> tuple[list[Claim], list[Table]]:
@@ -227,7 +235,7 @@ class _Drawer:
     """Draws the pictures of results, once each, into the chapters that they belong to."""
 
     def __init__(self, found: Gathered) -> None:
-        self.found, self.failed, self.count = found, list[str](), 0
+        self.found, self.failed, self.count, self.shown = found, list[str](), 0, 0
         self.taken: set[str] = set()
 
     def add(self, chapters: Sequence[Chapter], topics: Sequence[Found]) -> None:
@@ -257,7 +265,9 @@ class _Drawer:
             return
         if drawing is not None:
             self.count += 1
-            shown = self.count <= MOST_PICTURES
+            own = sum(bool(each.markup) for each in chapter.pictures)
+            shown = own < MOST_OF_CHAPTER and self.shown < MOST_PICTURES
+            self.shown += shown
             markup = Markup(inline(drawing, f"f{self.count}", label)) if shown else Markup()  # noqa: S704  a tree, serialised
             names = [f"{run.machine}/{run.name}" for run in runs]
             chapter.pictures.append(Picture(file_name(name, taken=self.taken), label, names, to_svg(drawing), markup))
