@@ -164,8 +164,7 @@ class Hollow:
 
     def __getitem__(self, key: Any) -> Hollow:
         if isinstance(key, slice):
-            own = range(self.shape[0])[key]
-            return Hollow((len(own), *self.shape[1:]), self.dtype, self.born)
+            return Hollow((len(range(self.shape[0])[key]), *self.shape[1:]), self.dtype, self.born)
         if isinstance(key, int):
             return Hollow(self.shape[1:], self.dtype, self.born)
         return NotImplemented
@@ -386,8 +385,7 @@ class _Expanding(NotingCommunicator):
 
     def __init__(self, *given: Any, ops: list[Op]) -> None:
         super().__init__(*given)
-        self.streams = [ops]
-        self.ops = ops
+        self.streams, self.ops = [ops], ops
 
     def _ops(self, array: object) -> list[Op]:
         self.work()
@@ -401,13 +399,11 @@ class _Expanding(NotingCommunicator):
         return 0
 
     def isend(self, array: np.ndarray, to: int, tag: int = 0) -> Request:
-        self.work()
-        self.ops.append(Op(1, to, tag, array.nbytes))
+        self._ops(array).append(Op(1, to, tag, array.nbytes))
         return _Noted(self, self.ops, to)
 
     def ireceive(self, array: np.ndarray, source: int, tag: int = 0) -> Request:
-        self.work()
-        self.ops.append(Op(2, source, tag, array.nbytes))
+        self._ops(array).append(Op(2, source, tag, array.nbytes))
         return _Noted(self, self.ops, source)
 
     def receive(self, array: np.ndarray, source: int = ANY, tag: int = 0) -> int:
@@ -501,5 +497,4 @@ class Programs:
     @property
     def messages(self) -> int:
         """Messages that are simulated."""
-        sends = int(Kind.ISEND)  # an enumeration's members compare slowly
-        return sum(op[0] == sends for rank in self.streams for ops in rank for op in ops)
+        return sum(op[0] == 1 for rank in self.streams for ops in rank for op in ops)  # ISEND, which compares slowly

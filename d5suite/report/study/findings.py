@@ -10,13 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from d5suite.report.ceilings import RATES, share_of_ceiling
-from d5suite.report.compare import is_reduced, setting
+from d5suite.report.compare import setting
 from d5suite.report.contests import Contest, ratio_between
 from d5suite.report.page.gather import Group, Row, Section
 from d5suite.report.study.claims import Cell, Claim, Heading, Table, cell, said, say
 from d5suite.report.study.figures import BETWEEN_RUNS, Figure, place_in
 from d5suite.report.study.gathered import Gathered
+from d5suite.report.study.limits import near_ceilings, pace
 from d5suite.statistics.contests import veto_of
 from d5suite.statistics.decisions import Threshold, decide
 from d5suite.study import declaration
@@ -29,12 +29,6 @@ MOST_SENTENCES = 8
 
 LOADING = ("input_pipeline", "native_input_pipeline", "cost_of_loading")
 ACCURACY = ("time_to_accuracy", "distributed_accuracy")
-
-LIMITS = {
-    "flops_per_s": ("arithmetic", "the run's fastest large product"),
-    "bytes_per_s": ("memory traffic", "the run's fastest copy"),
-}
-"""What limits a rate, and what its ceiling is."""
 
 ALL_REDUCE, PARAMETER_SERVER = "all_reduce", "parameter_server"
 
@@ -118,7 +112,7 @@ def find(found: Gathered, parts: Sequence[str] = ()) -> list[Found]:
     for each in made:
         if each.topic.key == "loading":
             kept = said(
-                claim for _, claim in sorted(_pace(found, each.rows, rows["training"]), key=lambda pair: pair[0])
+                claim for _, claim in sorted(pace(found, each.rows, rows["training"]), key=lambda pair: pair[0])
             )
             each.claims.extend(kept[:MOST_SENTENCES])
             each.summary.extend(kept[:2])
@@ -144,7 +138,7 @@ def _found(found: Gathered, topic: Topic, rows: list[Row], compared: list[_Compa
         claims += [*scaled, *schemes]
         summary += [*scaled[:1], *schemes[:1]]
     elif topic.key == "operators":
-        near = said(_near_ceilings(found, rows))
+        near = said(near_ceilings(found, rows))
         claims += near
         summary += near
     elif topic.key == "collectives":
@@ -235,49 +229,6 @@ def _slower(found: Gathered, each: _Compared) -> Iterator[tuple[float, Claim | N
                 f"In {named(each)}, {row.backend} is slower than {fastest.backend}: it takes ",
                 found.figure("ratio", places, "times"), " times as long (95% interval ",
                 found.figure("ratio:low", places, "times"), " to ", found.figure("ratio:high", places, "times"), ").",
-            )  # fmt: skip
-
-
-def _pace(found: Gathered, loading: Sequence[Row], training: Sequence[Row]) -> Iterator[tuple[float, Claim | None]]:
-    """Yield how many times as fast as a training step its images are loaded, and a sentence."""
-
-    def key(row: Row) -> tuple[str, ...]:
-        return row.file, row.case, row.backend, setting(row.record)
-
-    steps = {key(row): row for row in training if row.measurement == "training_step"}
-    for row in loading:
-        step = steps.get(key(row))
-        if row.measurement == "input_pipeline" and step is not None and found.decides(row, step):
-            rates = [place_in(found.place(each), "throughput.value") for each in (row, step)]
-            ratio = found.figure("quotient", rates, "times")
-            yield ratio.value if ratio else 0.0, say(
-                f"{row.case} on {row.backend} ({setting(row.record)}): loading alone gives ",
-                found.of(row, "throughput.value", "figure"), f" {row.record['throughput']['unit']}, ", ratio,
-                " times the rate of the training step.",
-            )  # fmt: skip
-
-
-def _near_ceilings(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None]:
-    """How near the nearest backend of each case comes to the ceiling that is nearer.
-
-    What exceeds a ceiling, as from a cache, tells nothing about it, and is left out.
-    """
-    nearest: dict[tuple[str, ...], tuple[float, str, Row]] = {}
-    for row in rows:
-        if found.decides(row) and not is_reduced(row.record):
-            share, rate = max((share_of_ceiling(row.record, rate).value or 0.0, rate) for rate in RATES)
-            key = (found.run_of(row).machine, row.case, row.measurement, setting(row.record))
-            if share > nearest.get(key, (0.0,))[0]:
-                nearest[key] = share, rate, row
-    for rate, (kind, best) in LIMITS.items():
-        own = [(share, row) for share, of, row in nearest.values() if of == rate and share <= 1]
-        if own:
-            places = [place_in(found.place(row), f"fraction_of_ceiling.{rate}") for _, row in own]
-            top = max(own, key=lambda each: each[0])[1]
-            yield say(
-                found.figure("count", places), f" cases are limited by {kind}: the backend nearest to {best} reaches ",
-                found.figure("median", places, "percent"), " of it in the median, and ",
-                found.figure("most", places, "percent"), f" at most ({top.case} {top.measurement} on {top.backend}).",
             )  # fmt: skip
 
 
