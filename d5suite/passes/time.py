@@ -66,7 +66,7 @@ class Time(Pass):
             known = {"peak_bytes", "baseline_bytes"} <= step.memory.keys()
             device_peak = workload.device_peak()
             grown = watch_peak(device_peak) if known else None
-            heap = 0 if device_peak else free_heap_bytes()  # may become resident again: no memory that the step takes
+            heap = 0 if device_peak else free_heap_bytes()  # may become resident again without being taken anew
             self.samples = step.time(settings)
             if grown is not None:
                 first = step.memory["peak_bytes"] - step.memory["baseline_bytes"]

@@ -15,7 +15,7 @@ LIMITS = {
     "flops_per_s": ("arithmetic", "the run's fastest large product"),
     "bytes_per_s": ("memory traffic", "the run's fastest copy"),
 }
-"""What limits a rate, and what its ceiling is."""
+"""By rate: of what its ceiling is, and what sets it. The nearer ceiling need not be what limits."""
 
 
 def pace(found: Gathered, loading: Sequence[Row], training: Sequence[Row]) -> Iterator[tuple[float, Claim | None]]:
@@ -38,9 +38,9 @@ def pace(found: Gathered, loading: Sequence[Row], training: Sequence[Row]) -> It
 
 
 def near_ceilings(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None]:
-    """How near the nearest backend of each case comes to the ceiling that is nearer.
+    """Say how near the best backend of each case comes to the nearer of two ceilings.
 
-    What exceeds a ceiling, as from a cache, tells nothing about it, and is left out.
+    Cases that exceed one, as from a cache, are left out.
     """
     nearest: dict[tuple[str, ...], tuple[float, str, Row]] = {}
     for row in rows:
@@ -55,7 +55,8 @@ def near_ceilings(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None
             places = [place_in(found.place(row), f"fraction_of_ceiling.{rate}") for _, row in own]
             top = max(own, key=lambda each: each[0])[1]
             yield say(
-                found.figure("count", places), f" cases are limited by {kind}: the backend nearest to {best} reaches ",
+                found.figure("count", places), f" cases are nearest to the ceiling of {kind}, {best}: ",
+                "the best backend reaches ",
                 found.figure("median", places, "percent"), " of it in the median, and ",
                 found.figure("most", places, "percent"), f" at most ({top.case} {top.measurement} on {top.backend}).",
             )  # fmt: skip

@@ -445,9 +445,9 @@ def test_how_near_operators_come_to_their_ceilings(tmp_path: Path) -> None:
     folder = laid(tmp_path / "study", {"networks": found})
     assert main(["study", "--report", str(folder)]) == 0
     said = "\n".join(sentences(folder))
-    assert "2 cases are limited by memory traffic: the backend nearest to the run's fastest copy reaches " in said
+    assert "2 cases are nearest to the ceiling of memory traffic, the run's fastest copy: the best backend " in said
     assert "reaches 65% of it in the median, and 90% at most (" in said  # 90% and 40%
-    assert "limited by arithmetic" not in said and not check_report(folder)[1]
+    assert "ceiling of arithmetic" not in said and not check_report(folder)[1]
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
