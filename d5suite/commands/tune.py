@@ -315,17 +315,19 @@ def summary(course: dict[str, Any]) -> list[str]:
         fast = "" if each["time"] is None else f"faster but wrong ({each['time']:.2f} times): " * (each["time"] < 1)
         lines.append(f"  {fast or 'wrong: '}{knobs}: {each['reason']}")
     if not decision["taken"]:
-        return [*lines, f"  the default is kept: {decision['reason']}"]
-    for part in course.get("ablation", []):
+        lines.append(f"  the default is kept: {decision['reason']}")
+    for part in course.get("ablation", []) if decision["taken"] else ():
         if part["stays"] and part["without"]:
             unit = "as long" if goal in ("time", ACCURACY) else f"the {goal}"
             lines.append(f"  {part['knob']} = {part['value']}: without it {part['without']:.3f} times {unit}")
-    for over, text in (
+    of_taken = (
         (f"{goal}_versus_default", f"needs {{}} times the {goal} of d5suite's default"),
         ("versus_default", "takes {} times as long as d5suite's default"),
         ("versus_stock", "takes {} times as long as stock"),
-    ):
-        if over in course["confirmed"]:
+    )
+    of_default = (("default_versus_stock", "d5suite's default takes {} times as long as stock"),)
+    for over, text in of_taken if decision["taken"] else of_default:
+        if over in course.get("confirmed", {}):
             value, *interval = course["confirmed"][over]
             between = f" ({interval[0]:.3f} to {interval[1]:.3f})" if len(interval) == 2 else ""
             lines.append(f"  {text.format(f'{value:.3f}')}{between}")

@@ -332,15 +332,25 @@ class Tuning:
         return Change(STOCK) if has else None
 
     def _confirmed(self, session: Session, found: Course) -> Tuned:
-        best, goal = found.best, self._plan.goal
         self.course["wrong"] = wrong(self._trials)
         self.course["pareto"] = pareto(self._trials)
+        try:
+            best = self._reduced(session, found.best)
+        except DefaultKept:
+            if self._stock() is not None:  # the default is what the user gets: say what it gains
+                self._launched(session, self.space.default)
+            raise
+        return self._decided(best, self._launched(session, best))
+
+    def _reduced(self, session: Session, best: Candidate) -> Candidate:
+        """Return the best candidate without the knobs that give nothing."""
         if best == self.space.default:
             raise DefaultKept("no candidate was better than the default")
         if len(self.space.differences(best)) > 1:
             with trials_of(
-                session, self._wanted, self.space.change(best), self._launches, seed=self._plan.seed + 1, goal=goal
-            ) as back:
+                session, self._wanted, self.space.change(best), self._launches, seed=self._plan.seed + 1,
+                goal=self._plan.goal,
+            ) as back:  # fmt: skip
                 until = self._deadline - self._reserve_s / 2
                 try:
                     best, parts = ablate(self.space, best, back, until, self._tell)
@@ -349,24 +359,31 @@ class Tuning:
             self.course["ablation"] = parts
             if best == self.space.default:
                 raise DefaultKept("no knob of the best candidate gives anything by itself")
-        sides = {DEFAULT: Change(), TUNED: self.space.change(best)}
-        stock = self._stock()
+        return best
+
+    def _launched(self, session: Session, best: Candidate) -> Confirmed:
+        """Measure the default, a candidate and the framework as it comes in fresh launches."""
+        goal, sides, stock = self._plan.goal, {DEFAULT: Change()}, self._stock()
+        if best != self.space.default:
+            sides[TUNED] = self.space.change(best)
         if stock is not None:
             sides[STOCK] = stock
         fresh = confirm(session, self._wanted, sides, self._launches, count=self._plan.launches,
                         deadline=self._deadline, tell=self._tell)  # fmt: skip
-        return self._decided(best, fresh)
+        ratios = {f"versus_{over}": fresh.ratio(TUNED, over) for over in (DEFAULT, STOCK)}
+        ratios["default_versus_stock"] = fresh.ratio(DEFAULT, STOCK)
+        ratios[f"{goal}_versus_default"] = None if fresh.failure else fresh.goal_ratio(goal, self._wanted)
+        self.course["confirmed"] = {
+            "knobs": self.space.differences(best), "rounds": fresh.rounds,
+            **{name: _ratio(ratio) for name, ratio in ratios.items() if ratio is not None},
+            "failure": fresh.failure, "disturbed": fresh.disturbed,
+        }  # fmt: skip
+        return fresh
 
     def _decided(self, best: Candidate, fresh: Confirmed) -> Tuned:
         goal, changed = self._plan.goal, self.space.differences(best)
         ratios = {over: fresh.ratio(TUNED, over) for over in (DEFAULT, STOCK)}
         reached = None if fresh.failure else fresh.goal_ratio(goal, self._wanted)
-        figures = {f"versus_{over}": _ratio(ratio) for over, ratio in ratios.items() if ratio is not None}
-        if reached is not None:
-            figures[f"{goal}_versus_default"] = _ratio(reached)
-        self.course["confirmed"] = {
-            "knobs": changed, "rounds": fresh.rounds, **figures, "failure": fresh.failure, "disturbed": fresh.disturbed,
-        }  # fmt: skip
         if fresh.failure:
             raise DefaultKept(f"a fresh launch failed: {fresh.failure}")
         if fresh.disturbed and not self._plan.decides_disturbed:
@@ -386,6 +403,7 @@ class Tuning:
         for name, value in self._firsts.items():  # the user's, and no default elsewhere
             knobs.setdefault(name, str(value))
         names = ("case", "measurement", "backend", "version", "goal")
+        figures = {name: each for name, each in known["confirmed"].items() if "versus" in name}
         tuned = Tuned(**{name: known[name] for name in names}, knobs=knobs, figures=figures)
         for over, each in ratios.items():
             if each is not None:
