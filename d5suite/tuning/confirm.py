@@ -34,8 +34,12 @@ from d5suite.tuning.whole_runs import run_whole
 TUNED, DEFAULT, STOCK = "tuned", "default", "stock"
 """The sides: the candidate, d5suite's default, and the framework as it comes."""
 
-ROUNDS = 8
-"""Rounds of a launch."""
+ROUNDS, MOST_ROUNDS = 8, 100
+"""Fewest and most rounds of a launch."""
+
+ROUNDS_S, LONGEST_S = 5.0, 20.0
+"""Least and most seconds of a launch's rounds: as many as the deadline leaves. Within a launch a
+step of some milliseconds varies more than launches do."""
 
 FEWEST_LAUNCHES = 3
 """Two launches would give an interval from a hundredth to a hundred times."""
@@ -116,21 +120,23 @@ def confirm(
     """
     found = Confirmed({side: [] for side in changes}, {side: [] for side in changes})
     for launch in range(1, count + 1):
-        if launch > FEWEST_LAUNCHES and time.monotonic() > deadline:
+        start = time.monotonic()
+        if launch > FEWEST_LAUNCHES and start > deadline:
             tell(f"no time for more than {launch - 1} of {count} launches")
             break
         tell(f"fresh launch {launch} of {count}: {', '.join(changes)}")
-        _launch(session, wanted, changes, launches, found)
+        _launch(session, wanted, changes, launches, found, start + (deadline - start) / (count + 1 - launch))
         if found.failure:
             break
     return found
 
 
 def _launch(
-    session: Session, wanted: Wanted, changes: Mapping[str, Change], launches: Iterator[int], found: Confirmed
-) -> None:
+    session: Session, wanted: Wanted, changes: Mapping[str, Change], launches: Iterator[int], found: Confirmed,
+    end: float,
+) -> None:  # fmt: skip
     if takes_turns(wanted):
-        results, rounds = _in_turns(session, wanted, changes, launches, found)
+        results, rounds = _in_turns(session, wanted, changes, launches, found, end)
     else:
         turn = -1 if len(next(iter(found.rounds.values()))) % 2 else 1
         order = list(changes)[::turn]  # every second launch in reverse
@@ -150,8 +156,9 @@ def _launch(
 
 
 def _in_turns(
-    session: Session, wanted: Wanted, changes: Mapping[str, Change], launches: Iterator[int], found: Confirmed
-) -> tuple[dict[str, MeasurementResult], dict[str, list[float]]]:
+    session: Session, wanted: Wanted, changes: Mapping[str, Change], launches: Iterator[int], found: Confirmed,
+    end: float,
+) -> tuple[dict[str, MeasurementResult], dict[str, list[float]]]:  # fmt: skip
     """Return results, and seconds of each round for as many items as the default's step has."""
     jobs = {side: TrialJob(session, wanted, change, next(launches)) for side, change in changes.items()}
     try:
@@ -162,7 +169,7 @@ def _in_turns(
                 found.failure = f"{side}: {_reason(job.end())}"
                 return {}, {}
             workers[side] = worker
-        rounds = _rounds(workers)
+        rounds = _rounds(workers, end)
         results = {}
         for side, job in jobs.items():  # one after the other: a meter reads the whole machine
             workers[side].finish()
@@ -174,11 +181,14 @@ def _in_turns(
     return results, {side: [each / scales[side] for each in own] for side, own in rounds.items()}
 
 
-def _rounds(workers: Mapping[str, TurnWorker]) -> dict[str, list[float]]:
-    """Take rounds, every second one in reverse; a side whose worker ended is left out."""
+def _rounds(workers: Mapping[str, TurnWorker], end: float) -> dict[str, list[float]]:
+    """Take rounds until `end`, every second one in reverse; leave out a side whose worker ended."""
     rounds: dict[str, list[float]] = {side: [] for side in workers}
-    count = 1
-    for number in range(1 + ROUNDS):
+    count, start = 1, time.monotonic()
+    end = min(max(end, start + ROUNDS_S), start + LONGEST_S)
+    for number in range(1 + MOST_ROUNDS):
+        if number > ROUNDS and time.monotonic() > end:
+            break
         for side in list(workers) if number % 2 else list(workers)[::-1]:
             taken = workers[side].take(count)
             if taken is None:

@@ -123,7 +123,9 @@ class Search:
     measure : callable
         May raise `BudgetSpentError`.
     limit : int
-        Most trials, those of the finalists not counted.
+        Trials for which the search is laid out, those of the finalists not counted.
+    most : int, optional
+        Most trials, if `measure` ends the search when its time is spent; by default `limit`.
     seed : int
     proposals : sequence of Candidate
         Tried first.
@@ -139,11 +141,13 @@ class Search:
     """
 
     def __init__(
-        self, space: Space, measure: Measure, *, limit: int, seed: int = 0, proposals: Sequence[Candidate] = (),
-        again: int = AGAIN, rules_out: Callable[[Candidate], str] = lambda candidate: "",
+        self, space: Space, measure: Measure, *, limit: int, most: int | None = None, seed: int = 0,
+        proposals: Sequence[Candidate] = (), again: int = AGAIN,
+        rules_out: Callable[[Candidate], str] = lambda candidate: "",
     ) -> None:  # fmt: skip
         self.course = Course(space)
         self._space, self._measure, self._limit, self._again = space, measure, limit, again
+        self._most = limit if most is None else most
         self._proposals, self._random, self._seed = proposals, random.Random(seed), seed
         self._study = _study(seed)
         self._best, self._best_value, self._rules_out = space.default, 0.0, rules_out
@@ -178,7 +182,7 @@ class Search:
         """Measure a candidate unless it is known or ruled out; return its value, else infinite."""
         if self._is_known(candidate):
             return self.course.value(candidate)
-        if len(self.course.trials) >= self._limit:
+        if len(self.course.trials) >= self._most:
             raise _LimitReachedError
         outcome = self._record(candidate, stage, self._best_value if bar is None else bar)
         self._tell(candidate, outcome)

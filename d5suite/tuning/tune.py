@@ -19,7 +19,16 @@ from d5suite.models.ceilings import Ceilings, Roof
 from d5suite.session.results import Wanted
 from d5suite.session.session import Session
 from d5suite.statistics.ratios import Ratio
-from d5suite.tuning.confirm import DEFAULT, FEWEST_LAUNCHES, STOCK, TUNED, Confirmed, ablate, confirm
+from d5suite.tuning.confirm import (
+    DEFAULT,
+    FEWEST_LAUNCHES,
+    ROUNDS_S,
+    STOCK,
+    TUNED,
+    Confirmed,
+    ablate,
+    confirm,
+)  # fmt: skip
 from d5suite.tuning.course import known_trials, pareto, trial_of, wrong
 from d5suite.tuning.profiles import Tuned, space_of
 from d5suite.tuning.proposals import (
@@ -45,9 +54,6 @@ CONFIRMING = 0.4
 
 FEWEST_TRIALS = 3
 """Fewest trials for which a search is worth its time."""
-
-ROUNDS_S = 5.0
-"""Seconds that the rounds of a fresh launch take, about; starting and proving comes on top."""
 
 LAYERS_PART = 0.1
 """Most of the budget that a launch may take which tells the times of layers."""
@@ -144,7 +150,6 @@ class Tuning:
         self._trials: list[dict[str, Any]] = []
         self._proposals: list[Candidate] = []
         self._ruled_out: dict[str, dict[str, str]] = {}
-        self._needed_s = 0.0
         self.course: dict[str, Any] = {
             "case": wanted.case.name, "measurement": wanted.measurement.name, "backend": backend.name, "mode": mode,
             "version": backend.version() or "", "goal": plan.goal, "seed": plan.seed, "budget_s": plan.budget_s,
@@ -202,16 +207,19 @@ class Tuning:
             prepared = trials.prepared_s or first.prepared_s
             sides = 2 + (self._stock() is not None)
             launch_s = sides * prepared + ROUNDS_S
-            launches = max(FEWEST_LAUNCHES, int(CONFIRMING * self._plan.budget_s / launch_s))
-            self._reserve_s = min(launches, self._plan.launches) * launch_s + 2 * first.seconds
-            left = self._deadline - time.monotonic() - self._reserve_s
-            fits = min(self._plan.most, int(left / first.seconds))
+            self._reserve_s = self._launches_in(self._plan.budget_s, launch_s) * launch_s + 2 * first.seconds
+            spent_s = time.monotonic() - self._deadline + self._plan.budget_s
+            fits = 1 + max(0, int((self._plan.budget_s - spent_s - self._reserve_s) / first.seconds))
+            most, fewest = self._plan.most + len(self._known), min(FEWEST_TRIALS, self.space.size() - 1)
+            if fits + len(self._known) <= fewest:
+                least_s = self._least_s(spent_s + (fewest + 2) * first.seconds, launch_s)
+                raise DefaultKept(
+                    f"the budget is too small to find anything: {math.ceil(least_s)} s is the least, and more is better"
+                )
+            fits = min(self._plan.most, fits)
             again = 2 if fits >= 20 else 1 if fits >= 8 else 0
             again_s = again * FINALISTS * first.seconds
             count = fits - again * FINALISTS + len(self._known)
-            self._needed_s = prepared + first.seconds * (1 + FEWEST_TRIALS) + self._reserve_s
-            if count < FEWEST_TRIALS:
-                raise DefaultKept(self._too_small())
             self._tell(
                 f"{self.space.size()} candidates of {len(self.space.knobs)} knobs; about {count} trials of "
                 f"{first.seconds:.0f} s fit into the budget"
@@ -223,16 +231,22 @@ class Tuning:
                 trial = next(first_outcome, None) or self._trial(trials, candidate, bar, keep_s)
                 return Outcome(trial.status, trial.value, trial.reason)
 
-            search = Search(self.space, measure, limit=count, seed=self._plan.seed, proposals=self._proposals,
-                            again=again, rules_out=self._why_ruled_out)  # fmt: skip
+            search = Search(self.space, measure, limit=count, most=most, seed=self._plan.seed,
+                            proposals=self._proposals, again=again, rules_out=self._why_ruled_out)  # fmt: skip
             found = search.run()
             self.course["notes"] = trials.notes
-        if len(found.trials) <= FEWEST_TRIALS and self.space.size() > FEWEST_TRIALS:
-            raise DefaultKept(self._too_small())
         return found
 
-    def _too_small(self) -> str:
-        return f"the budget is too small to find anything: {self._needed_s:.0f} s is the least, and more is better"
+    def _launches_in(self, budget_s: float, launch_s: float) -> int:
+        """Return the fresh launches for which a budget has time."""
+        return min(self._plan.launches, max(FEWEST_LAUNCHES, int(CONFIRMING * budget_s / launch_s)))
+
+    def _least_s(self, search_s: float, launch_s: float) -> float:
+        """Return the least budget for a search and the fresh launches; a larger budget has more."""
+        count = FEWEST_LAUNCHES
+        while (more := self._launches_in(search_s + count * launch_s, launch_s)) > count:
+            count = more
+        return search_s + count * launch_s
 
     def _ask_models(self, session: Session, record: Mapping[str, Any], first: Trial) -> None:
         """Let models propose the first candidates, and rule out what cannot win or cannot run."""
