@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from d5suite.errors import ConfigurationError
 from d5suite.levels.knobs import UPDATE, TuningKnob
 from d5suite.models.ceilings import Ceilings
 from d5suite.models.roofline import Work
+from d5suite.tuning.confirm import MOST_ROUNDS
 from d5suite.tuning.profiles import space_of
 from d5suite.tuning.proposals import StepLayers, by_cores, by_layers, by_memory, first_of_knobs
 from d5suite.tuning.space import Change
@@ -49,6 +52,20 @@ def test_each_goal_is_made_small_and_confirmed(goal: str, tmp_path: Path, monkey
     value, low, high = tuned.figures[f"{goal}_versus_default"]
     assert low <= value <= high < 1 and value == pytest.approx(0.5, abs=0.03)
     assert tuned.figures["versus_default"][0] == pytest.approx(1.0, abs=0.11)
+    rounds = found.course["confirmed"]["rounds"]["tuned"]
+    assert min(map(len, rounds)) == MOST_ROUNDS  # they cost no time here, and the budget has some left
+
+
+@pytest.mark.parametrize("larger", [-1, 0], ids=["less", "enough"])
+def test_the_least_budget_that_is_named_is_enough(larger: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(monkeypatch, lambda change: {"step_s": 0.02 / (1 + (of(change, "OMP_PROC_BIND") == "close"))})
+    plan = Plan(1, only=("OMP_PROC_BIND", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
+    small = tuning(tmp_path, plan)
+    assert small.run() is None
+    (least,) = re.findall(r"([0-9]+) s is the least", small.course["decision"]["reason"])
+    again = tuning(tmp_path, replace(plan, budget_s=int(least) + larger))
+    taken = again.run()
+    assert (taken is None) == (larger < 0), again.course["decision"]
 
 
 def test_a_goal_without_a_sensor_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
