@@ -119,13 +119,16 @@ def confirm(
     tell : callable
     """
     found = Confirmed({side: [] for side in changes}, {side: [] for side in changes})
+    late_s = 0.0  # what a launch needs after its rounds
     for launch in range(1, count + 1):
         start = time.monotonic()
         if launch > FEWEST_LAUNCHES and start > deadline:
             tell(f"no time for more than {launch - 1} of {count} launches")
             break
         tell(f"fresh launch {launch} of {count}: {', '.join(changes)}")
-        _launch(session, wanted, changes, launches, found, start + (deadline - start) / (count + 1 - launch))
+        end = start + (deadline - start) / (count + 1 - launch)
+        _launch(session, wanted, changes, launches, found, end - late_s)
+        late_s = max(0.0, min(late_s + time.monotonic() - end, LONGEST_S))
         if found.failure:
             break
     return found
