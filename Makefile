@@ -55,7 +55,7 @@ test test-all: $(VENV)/installed-test
 	test -z "$$failed"
 # Only files with such tests are imported for the second part: the others import five frameworks.
 ALONE_IN = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
-RETRY := --reruns 1 --rerun-show-tracebacks
+RETRY := --reruns 1 --rerun-show-tracebacks --durations 20 --durations-min 5
 test: CHOSEN := not slow
 KERASLESS := $(if $(wildcard $(VENV)/lib/python*/site-packages/horovod/tensorflow/mpi_lib*.so),,TF_USE_LEGACY_KERAS=1)
 COMPILED := .pytest_cache/d/jax
