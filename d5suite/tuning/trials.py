@@ -233,6 +233,8 @@ class Trials:
     ----------
     prepared_s : float
         Seconds until the base's worker was ready.
+    ended_s : float
+        Seconds that the last candidate's worker took to end, with its last proof.
     base_figures : dict of str to float
         As `Trial.figures`, of the first trial of the base against itself.
     record : mapping
@@ -249,7 +251,7 @@ class Trials:
         self._tell = tell or (lambda what: None)
         self._job: TrialJob | None = None
         self._worker: TurnWorker | None = None
-        self.prepared_s = 0.0
+        self.prepared_s = self.ended_s = 0.0
         self.base_figures: dict[str, float] = {}
         self.record: Mapping[str, Any] = {}
         self.notes: list[str] = []
@@ -325,9 +327,11 @@ class Trials:
                 worker.leave("it is slower than the best one")
                 job.end()
             else:
+                ending = time.monotonic()
                 if worker is not None:
                     worker.finish()
                 trial = self._judged(trial, job.end(), change.items - self._base.items)
+                self.ended_s = time.monotonic() - ending
         finally:
             job.close()
         return replace(trial, seconds=time.monotonic() - start, prepared_s=prepared_s)

@@ -206,7 +206,7 @@ class Tuning:
             self._ask_models(session, trials.record, first)
             prepared = trials.prepared_s or first.prepared_s
             sides = 2 + (self._stock() is not None)
-            launch_s = sides * prepared + ROUNDS_S
+            launch_s = sides * (prepared + trials.ended_s) + ROUNDS_S
             self._reserve_s = self._launches_in(self._plan.budget_s, launch_s) * launch_s + 2 * first.seconds
             spent_s = time.monotonic() - self._deadline + self._plan.budget_s
             fits = 1 + max(0, int((self._plan.budget_s - spent_s - self._reserve_s) / first.seconds))
