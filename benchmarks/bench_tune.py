@@ -53,6 +53,9 @@ from d5suite.tuning.whole_runs import trials_of
 RUN_S = 2.0
 """Seconds that a run of its own takes samples for, about as a trial does of both sides."""
 
+FEWEST = 4
+"""Fewest trials of a search, the default's among them, that say anything about the search."""
+
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
@@ -105,6 +108,11 @@ def by_pairs(session: Session, wanted: Wanted, space: Space, budget_s: float, la
         search = Search(space, measure, limit=max(3, int(budget_s / spent[0]) - 3), again=1, proposals=by_cores(space))
         course = search.run()
     tell(f"  {len(spent)} trials")
+    if len(spent) < min(FEWEST, space.size()):
+        raise ConfigurationError(
+            f"{budget_s:g} s are too few: a trial takes {spent[0]:.0f} s", where="--budget",
+            hint=f"Give {2 * FEWEST * spent[0]:.0f} s or more.",
+        )  # fmt: skip
     return space.change(course.best)
 
 
