@@ -44,6 +44,9 @@ ALPHA = 0.05
 MOST_BLOCKS, ENOUGH = 12, 0.01
 """Most blocks of a trial; and the width of the interval, in logarithms, at which it ends."""
 
+FEWEST_BLOCKS, BLOCKS_S = 3, 20.0
+"""Fewest blocks of a trial, and seconds after which no more begin: of long steps few are enough."""
+
 HOPELESS, HOPELESS_BLOCKS = math.log(1.25), 2
 """A candidate ends after so few blocks if each shows that it takes so much longer than the best."""
 
@@ -341,8 +344,10 @@ class Trials:
         sides = dict(zip(SIDES, (base, worker), strict=True))
         samples: dict[str, list[float]] = {side: [] for side in SIDES}
         differences: list[float] = []
-        count, status = 1, "measured"
+        count, status, start = 1, "measured", time.monotonic()
         for number in range(1 + MOST_BLOCKS):
+            if len(differences) >= FEWEST_BLOCKS and time.monotonic() - start > BLOCKS_S:
+                break
             block = take_block(sides, self._random.choice(ORDERS) if number else SIDES, count)
             if isinstance(block, str):
                 if block == "A":  # the base has ended; the next trial starts it again

@@ -19,6 +19,7 @@ from d5suite.tuning.confirm import MOST_ROUNDS
 from d5suite.tuning.profiles import space_of
 from d5suite.tuning.proposals import StepLayers, by_cores, by_layers, by_memory, first_of_knobs
 from d5suite.tuning.space import Change
+from d5suite.tuning.trials import FEWEST_BLOCKS
 from d5suite.tuning.tune import Plan
 from tests.tuning.simulated import ITEMS, simulate, tuning
 
@@ -54,6 +55,14 @@ def test_each_goal_is_made_small_and_confirmed(goal: str, tmp_path: Path, monkey
     assert tuned.figures["versus_default"][0] == pytest.approx(1.0, abs=0.11)
     rounds = found.course["confirmed"]["rounds"]["tuned"]
     assert min(map(len, rounds)) == MOST_ROUNDS  # they cost no time here, and the budget has some left
+
+
+def test_a_trial_of_long_steps_has_few_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(monkeypatch, lambda change: {"step_s": 2.0})
+    monkeypatch.setattr("d5suite.tuning.trials.BLOCKS_S", 0.0)
+    found = tuning(tmp_path, Plan(60, most=3, only=("OMP_PROC_BIND",)))
+    found.run()
+    assert {trial["blocks"] for trial in found.course["trials"]} == {FEWEST_BLOCKS}
 
 
 @pytest.mark.parametrize("larger", [-1, 0], ids=["less", "enough"])
