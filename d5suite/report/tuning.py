@@ -155,7 +155,7 @@ def _facts(course: Mapping[str, Any], confirmed: Mapping[str, Any]) -> list[str]
     for name, text in (
         ("versus_stock", "times as long as the framework as it comes (stock)"),
         ("versus_default", "times as long as d5suite's default"),
-        ("default_versus_stock", "times as long: d5suite's default over stock"),
+        ("default_versus_stock", "times stock's time: d5suite's default"),
         (f"{goal}_versus_default", f"times the {_text(goal)} of d5suite's default"),
     ):
         if name in confirmed:

@@ -28,7 +28,7 @@ from d5suite.tuning.confirm import (
     Confirmed,
     ablate,
     confirm,
-)  # fmt: skip
+)
 from d5suite.tuning.course import known_trials, pareto, trial_of, wrong
 from d5suite.tuning.profiles import Tuned, space_of
 from d5suite.tuning.proposals import (
@@ -359,7 +359,10 @@ class Tuning:
     def _reduced(self, session: Session, best: Candidate) -> Candidate:
         """Return the best candidate without the knobs that give nothing."""
         if best == self.space.default:
-            raise DefaultKept("no candidate was better than the default")
+            made = len(self._trials) - 1
+            few = made < min(FEWEST_TRIALS, self.space.size() - 1)
+            only = f"; the budget had time for {made} of {self.space.size() - 1} others only" * few
+            raise DefaultKept(f"no candidate was better than the default{only}")
         if len(self.space.differences(best)) > 1:
             with trials_of(
                 session, self._wanted, self.space.change(best), self._launches, seed=self._plan.seed + 1,
@@ -385,7 +388,8 @@ class Tuning:
         fresh = confirm(session, self._wanted, sides, self._launches, count=self._plan.launches,
                         deadline=self._deadline, tell=self._tell)  # fmt: skip
         ratios = {f"versus_{over}": fresh.ratio(TUNED, over) for over in (DEFAULT, STOCK)}
-        ratios["default_versus_stock"] = fresh.ratio(DEFAULT, STOCK)
+        if not fresh.failure and (not fresh.disturbed or self._plan.decides_disturbed):
+            ratios["default_versus_stock"] = fresh.ratio(DEFAULT, STOCK)
         ratios[f"{goal}_versus_default"] = None if fresh.failure else fresh.goal_ratio(goal, self._wanted)
         self.course["confirmed"] = {
             "knobs": self.space.differences(best), "rounds": fresh.rounds,
