@@ -6,12 +6,16 @@ step by themselves, and a step of each scheme. All but the last make the simulat
 against. All share the machine's load, so that it cancels.
 
 ``pytest benchmarks/bench_simulation.py`` prints the errors; ``--benchmark-json`` keeps them in
-``extra_info``. ``D5SUITE_BENCH_RANKS=2,4`` says how many ranks; more than cores share them. As a
-script, one rank: ``python bench_simulation.py NETWORK MEETING RANK SIZE``.
+``extra_info``. ``D5SUITE_BENCH_RANKS=2,4`` says how many ranks; more than cores share them. With
+``D5SUITE_BENCH_RATE=500mbit``, each rank has a link of that bandwidth, as in
+`benchmarks.bench_transfers`: then steps are long for what the links cost, and more ranks than cores
+seldom wait for a core. As a script, one rank: ``python bench_simulation.py NETWORK MEETING RANK
+SIZE``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -40,6 +44,9 @@ from d5suite.simulation.step import from_network
 from d5suite.simulation.what_if import scheme_settings
 from d5suite.testing.networks import random_batch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # also if it is run as a script
+from benchmarks.bench_transfers import lacking, links
+
 BATCH, ROUNDS, WARM_UP = 8, int(os.environ.get("D5SUITE_BENCH_ROUNDS", "30")), 3
 SIZES = {"resnet18": 64, "squeezenet1_1": 64}
 RANKS = [int(each) for each in os.environ.get("D5SUITE_BENCH_RANKS", "2,4").split(",")]
@@ -48,6 +55,10 @@ AGAIN = 20
 """Messages there and back for one figure of CPU time."""
 
 SCHEMES = ("all_reduce:overlap=false", "all_reduce", "all_reduce:order=tic", "parameter_server", "gossip")
+RATE = os.environ.get("D5SUITE_BENCH_RATE", "")
+BURST = "128kb"
+"""Bytes that a limited link takes at once: few, so that all messages have its rate."""
+
 TIMEOUT_S = 240
 LIMIT = 0.10
 """Largest relative error of a step's time."""
@@ -58,7 +69,8 @@ def measure(name: str, meeting: Path, rank: int, size: int) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, sorted(allowed_cpus())[rank::size] or allowed_cpus())
+    cpus = sorted(allowed_cpus())
+    os.sched_setaffinity(0, [cpus[rank % len(cpus)]])  # with several cores a rank's own threads hinder each other
     communicator = open_communicator("gloo", "ring", rank=rank, size=size, meeting=meeting)
     backend, network = discover()[0]["torch"], build(name, classes=10, image_size=SIZES[name])
     settings = {text: scheme_settings(text) for text in SCHEMES}
@@ -92,13 +104,13 @@ def measure(name: str, meeting: Path, rank: int, size: int) -> dict[str, Any]:
             elif rank == 1 - sender:
                 communicator.receive(array, sender, 7)
 
-    def worked() -> None:
-        """Note the CPU time of one end of a small message; other ranks' waiting costs none."""
+    def worked(nbytes: int, again: int) -> None:
+        """Note the CPU time of one end of a message; other ranks' waiting costs none."""
         start = time.process_time()
-        for _ in range(AGAIN):
-            there_and_back(given[MESSAGES[0]])
+        for _ in range(again):
+            there_and_back(given[nbytes])
         if number >= WARM_UP:
-            found.setdefault("busy", []).append((time.process_time() - start) / (2 * AGAIN))
+            found.setdefault(f"busy {nbytes}", []).append((time.process_time() - start) / (2 * again))
 
     given = {nbytes: np.zeros(nbytes // 4, np.float32) for nbytes in MESSAGES}
     one = np.zeros(sum(each.size for each in alone.weights().values()), np.float32)
@@ -107,7 +119,9 @@ def measure(name: str, meeting: Path, rank: int, size: int) -> dict[str, Any]:
         for nbytes, array in given.items():
             timed(f"message {nbytes}", lambda array=array: there_and_back(array), number, 0.5)
         communicator.barrier()
-        worked()
+        worked(MESSAGES[0], AGAIN)
+        communicator.barrier()
+        worked(MESSAGES[-1], 1)
         timed("copy", lambda: np.copyto(one, other), number)
         timed("add", lambda: np.add(one, other, out=one), number)
         timed("alone", by_itself, number)
@@ -122,16 +136,23 @@ def run(name: str, size: int, folder: Path) -> dict[str, list[float]]:
     meeting = folder / f"{name}-{size}"
     meeting.mkdir()
     command = [sys.executable, str(Path(__file__).resolve()), name, str(meeting)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(size)], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
-        for rank in range(size)
-    ]
-    try:
-        answers = [json.loads(each.communicate(timeout=TIMEOUT_S)[0].splitlines()[-1]) for each in ranks]
-    finally:
-        for each in ranks:
-            each.kill()
-            each.wait()
+    environment = {**os.environ, **({"GLOO_SOCKET_IFNAME": "eth0"} if RATE else {})}
+    limited: contextlib.AbstractContextManager[list[str]] = (
+        links(size, RATE, BURST) if RATE else contextlib.nullcontext([])
+    )
+    with limited as names:
+        within = [["ip", "netns", "exec", each] for each in names] or [[]] * size
+        ranks = [
+            subprocess.Popen([*within[rank], *command, str(rank), str(size)], stdout=subprocess.PIPE, text=True,
+                             cwd=Path.cwd(), env=environment)
+            for rank in range(size)
+        ]  # fmt: skip
+        try:
+            answers = [json.loads(each.communicate(timeout=TIMEOUT_S)[0].splitlines()[-1]) for each in ranks]
+        finally:
+            for each in ranks:
+                each.kill()
+                each.wait()
     return {what: [max(each) for each in zip(*(one[what] for one in answers), strict=True)] for what in answers[0]}
 
 
@@ -140,15 +161,19 @@ def inputs(name: str, size: int, measured: dict[str, list[float]]) -> Setup:
     medians = {what: statistics.median(each) for what, each in measured.items()}
     cores = len(allowed_cpus())
     share = min(1.0, cores / size)  # of a core that each rank had
-    beta, alpha = np.polyfit(MESSAGES, [medians[f"message {each}"] for each in MESSAGES], 1)
-    links = Network(
-        max(float(alpha), 1e-6), 1 / float(beta), island=size, busy_s=medians["busy"], busy_s_per_byte=float(beta)
-    )
+    # The slope of large messages: a limited link lets the first bytes of each pass at once.
+    smallest, *_, large, largest = (medians[f"message {each}"] for each in MESSAGES)
+    beta = (largest - large) / (MESSAGES[-1] - MESSAGES[-2])
+    alpha = smallest - beta * MESSAGES[0]
+    busy_s = medians[f"busy {MESSAGES[0]}"]
+    # Within a machine a message is a copy: it keeps a core busy as long as it takes.
+    per_byte = max(medians[f"busy {MESSAGES[-1]}"] - busy_s, 0.0) / MESSAGES[-1] if RATE else beta
+    network = Network(max(alpha, 1e-6), 1 / beta, island=size, busy_s=busy_s, busy_s_per_byte=per_byte)
     roof, _, _ = machine_figures(None, transport=None, threads=1)
     step = from_network(build(name, classes=10, image_size=SIZES[name]), roof, batch=BATCH, share=1.0, source="")
     step = step.scaled(medians["alone"] * share / step.seconds)
     moved = 5 * step.nbytes / ((medians["copy"] + medians["add"]) * share)
-    return Setup(step, scheme_settings(SCHEMES[0]), "ring", size, links, node=Node(moved, 1, cores))
+    return Setup(step, scheme_settings(SCHEMES[0]), "ring", size, network, node=Node(moved, 1, cores))
 
 
 def errors(name: str, size: int, measured: dict[str, list[float]]) -> dict[str, dict[str, float]]:
@@ -175,7 +200,7 @@ def errors(name: str, size: int, measured: dict[str, list[float]]) -> dict[str, 
 def test_simulated_against_real(
     benchmark: BenchmarkFixture, tmp_path: Path, name: str, size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if missing := engine.problem() or problem("gloo"):
+    if missing := engine.problem() or problem("gloo") or (lacking() if RATE else None):
         pytest.skip(missing)
     measured = run(name, size, tmp_path)
     found = errors(name, size, measured)
@@ -184,9 +209,10 @@ def test_simulated_against_real(
     with capsys.disabled():
         first = next(iter(found.values()))
         print(
-            f"\n{name}, {size} ranks on {len(allowed_cpus())} cores: alone {1e3 * first['alone_s']:.4g} ms, "
-            f"α {1e6 * first['alpha_s']:.3g} µs, busy {1e6 * first['busy_s']:.3g} µs, 1/β "
-            f"{1e-9 / first['beta_s_per_byte']:.3g} GB/s, arrays {1e-9 * first['bytes_per_s']:.3g} GB/s"
+            f"\n{name}, {size} ranks on {len(allowed_cpus())} cores{RATE and ', ' + RATE}: "
+            f"alone {1e3 * first['alone_s']:.4g} ms, α {1e6 * first['alpha_s']:.3g} µs, "
+            f"busy {1e6 * first['busy_s']:.3g} µs, "
+            f"1/β {1e-9 / first['beta_s_per_byte']:.3g} GB/s, arrays {1e-9 * first['bytes_per_s']:.3g} GB/s"
         )
         for text, each in found.items():
             print(f"  {text:26} simulated {1e3 * each['simulated_s']:8.4g} ms, real {1e3 * each['real_s']:8.4g} ms, "

@@ -5,7 +5,8 @@ limits (``tc … tbf``): that needs root and iproute2. The settings take turns, 
 same processes and on the same links. Latency is what the kernel gives: ``netem`` is not needed.
 
 ``pytest benchmarks/bench_transfers.py`` prints for each fixture and scheme the ratio of a
-setting's step to the scheme without an order, with its interval, and both variations.
+setting's step to the scheme without an order, with its interval, and both variations; and the ratio
+of steps across the barrier (``cross_barrier``) to steps that end with their update.
 ``D5SUITE_BENCH_FIXTURES=alexnet,vgg16,inception_v3,resnet50`` takes whole networks at smoke size,
 and ``small`` takes seconds. What a killed run left behind is removed by the next one.
 """
@@ -45,7 +46,7 @@ RANKS, BATCH = 2, 8
 VARIABLES, WIDTH = 32, 724
 """Variables of the fixtures, and their rows and columns: 2 MiB of float32."""
 
-SIZES = {"alexnet": 64, "vgg16": 64, "inception_v3": 96, "resnet50": 64}
+SIZES = {"alexnet": 64, "vgg16": 63, "inception_v3": 96, "resnet50": 64}
 RATE = os.environ.get("D5SUITE_BENCH_RATE", "2gbit")
 WARM_UP, ROUNDS = 2, int(os.environ.get("D5SUITE_BENCH_ROUNDS", "15"))
 FIXTURES = os.environ.get("D5SUITE_BENCH_FIXTURES", "deep,wide").split(",")
@@ -61,8 +62,30 @@ SETTINGS: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"order": "tic", "slice_bytes": 2**19},
         {"order": "tic", "slice_bytes": 2**19, "credit_bytes": 2**21},
     ],
-    "all_reduce": [{}, {"order": "framework"}, {"order": "tic"}, {"order": "backward"}, {"order": "random:1"}],
+    "all_reduce": [
+        {},
+        {"order": "framework"},
+        {"order": "tic"},
+        {"order": "tic", "bucket_bytes": 2**22},
+        {"order": "backward"},
+        {"order": "random:1"},
+    ],
 }
+
+
+ACROSS: Sequence[Mapping[str, Any]] = (
+    {"overlap": False},
+    {},
+    {"cross_barrier": True},
+    {"cross_barrier": True, "bucket_bytes": 2**22},
+)
+"""Settings of all-reduce: with a barrier between steps and across it."""
+
+HEAVY = {"vgg16"}
+"""Networks of which two schemes at a time fit into memory: each setting beside its base."""
+
+STEPS = 4
+"""Steps of a turn across the barrier; the last one's update belongs to it."""
 
 
 def deep(variables: int = VARIABLES, width: int = WIDTH) -> Network:
@@ -96,7 +119,7 @@ def named(scheme: str, settings: Mapping[str, Any]) -> str:
     return ":".join([scheme, *(f"{key}={value}" for key, value in settings.items())])
 
 
-def measure(name: str, meeting: Path, rank: int, ranks: int) -> dict[str, Any]:
+def measure(name: str, meeting: Path, rank: int, ranks: int, *only: str) -> dict[str, Any]:
     """Return the slowest rank's seconds by setting, and the number of orders of arrival."""
     import numpy as np
     import torch
@@ -114,6 +137,7 @@ def measure(name: str, meeting: Path, rank: int, ranks: int) -> dict[str, Any]:
         named(scheme, settings): make_scheme(scheme, backend.replica(trainer), communicator, **settings)
         for scheme, own in SETTINGS.items()
         for settings in own
+        if not only or named(scheme, settings) in only
     }
     times: dict[str, list[float]] = {each: [] for each in schemes}
     for turn in range(WARM_UP + ROUNDS):
@@ -139,6 +163,60 @@ def measure(name: str, meeting: Path, rank: int, ranks: int) -> dict[str, Any]:
                 assert all(set(found) == {asked} for found in scheme.arrivals.values()), each
     communicator.close()
     return {"times": {each: own[WARM_UP:] for each, own in times.items()}, "arrived": arrived}
+
+
+def measure_across(name: str, meeting: Path, rank: int, ranks: int) -> dict[str, Any]:
+    """Return the slowest rank's seconds per step by setting, in turns of some steps and their end.
+
+    What crosses the barrier has a trainer of its own: its last update is due while others take
+    turns.
+    """
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    cpus = sorted(allowed_cpus())
+    os.sched_setaffinity(0, [cpus[rank % len(cpus)]])
+    network = fixture(name)
+    backend = discover()[0]["torch"]
+    communicator = open_communicator("gloo", rank=rank, size=ranks, meeting=meeting)
+    crossing = [each for each in ACROSS if "cross_barrier" in each]
+    trainers = [
+        backend.trainer(backend.executor(network), SGD(2.0**-10, momentum=0.9)) for _ in range(1 + len(crossing))
+    ]
+    images, labels = random_batch(network, BATCH, seed=rank)
+    feed = trainers[0].executor.feed({"image": images, "label": labels})
+    schemes = {
+        named("all_reduce", own): make_scheme(
+            "all_reduce", backend.replica(trainers[1 + crossing.index(own) if own in crossing else 0]), communicator,
+            **own,
+        )
+        for own in ACROSS
+    }  # fmt: skip
+    times: dict[str, list[float]] = {each: [] for each in schemes}
+    for turn in range(1 + ROUNDS):
+        for each in list(schemes) if turn % 2 else reversed(schemes):
+            communicator.barrier()
+            start = time.perf_counter()
+            for _ in range(STEPS):
+                schemes[each].step(feed)
+            schemes[each].settle()
+            took = np.zeros(ranks)
+            took[rank] = (time.perf_counter() - start) / STEPS
+            communicator.all_reduce(took)
+            times[each].append(float(took.max()))
+    alone: list[float] = []
+    for _ in range(1 + ROUNDS):
+        start = time.perf_counter()
+        trainers[0].executor.forward(feed)
+        trainers[0].executor.synchronize()
+        alone.append(time.perf_counter() - start)
+    communicator.close()
+    return {
+        "times": {each: own[1:] for each, own in times.items()},
+        "arrived": dict.fromkeys(schemes),
+        "forward_s": statistics.median(alone[1:]),
+    }
 
 
 def _run(*command: str) -> None:
@@ -175,7 +253,7 @@ def remove_what_dead_runs_left() -> None:
 
 
 @contextlib.contextmanager
-def links(ranks: int, rate: str) -> Iterator[list[str]]:
+def links(ranks: int, rate: str, burst: str = "1mb") -> Iterator[list[str]]:
     """Make a namespace for each rank, on a bridge, with limited bandwidth; remove it afterwards."""
     remove_what_dead_runs_left()
     tag = f"d5{os.getpid()}"
@@ -191,7 +269,7 @@ def links(ranks: int, rate: str) -> Iterator[list[str]]:
                 _run("ip", "-n", name, "addr", "add", f"10.213.{os.getpid() % 250}.{rank + 1}/24", "dev", "eth0")
                 _run("ip", "-n", name, "link", "set", "eth0", "up")
                 _run("ip", "-n", name, "link", "set", "lo", "up")
-                limit = ("root", "tbf", "rate", rate, "burst", "1mb", "latency", "400ms")
+                limit = ("root", "tbf", "rate", rate, "burst", burst, "latency", "400ms")
                 _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit)
                 _run("tc", "qdisc", "add", "dev", f"{tag}v{rank}", *limit)
             yield names
@@ -215,7 +293,7 @@ def lacking() -> str | None:
         return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
 
 
-def measured(name: str, meeting: Path, ranks: int) -> dict[str, Any]:
+def measured(name: str, meeting: Path, ranks: int, *options: str) -> dict[str, Any]:
     """Start the ranks and return rank 0's figures."""
     root = Path(__file__).parents[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(root)}
@@ -223,7 +301,7 @@ def measured(name: str, meeting: Path, ranks: int) -> dict[str, Any]:
         started = [
             subprocess.Popen(
                 ["ip", "netns", "exec", name_of, sys.executable, "-W", "ignore", __file__, name, str(meeting),
-                 str(rank), str(ranks)], env=environment, stdout=subprocess.PIPE, text=True,
+                 str(rank), str(ranks), *options], env=environment, stdout=subprocess.PIPE, text=True,
             )
             for rank, name_of in enumerate(names)
         ]  # fmt: skip
@@ -238,10 +316,25 @@ def measured(name: str, meeting: Path, ranks: int) -> dict[str, Any]:
     return found
 
 
+def in_pairs(name: str, folder: Path) -> dict[str, Any]:
+    """Launch each setting with its base alone; the base's times are those of its launch."""
+    found: dict[str, Any] = {"times": {}, "arrived": {}, "bases": {}}
+    for scheme, (base, *others) in SETTINGS.items():
+        for settings in others:
+            pair = named(scheme, base), named(scheme, settings)
+            meeting = folder / f"{len(found['times'])}"
+            meeting.mkdir()
+            own = measured(name, meeting, RANKS, *pair)
+            for what in ("times", "arrived"):
+                found[what].update(own[what])
+            found["bases"][pair[1]] = own["times"][pair[0]]
+    return found
+
+
 def table(found: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield each setting's step over the scheme's without an order, and both variations."""
+    """Yield each setting's step over the scheme's as it comes, and both variations."""
     for name, own in found["times"].items():
-        base = found["times"][name.partition(":")[0]]
+        base = found.get("bases", {}).get(name) or found["times"][name.partition(":")[0]]
         ratio = paired_ratio(own, base)
         yield (
             name,
@@ -263,17 +356,37 @@ def test_orders_in_turn(
     if why := lacking():
         pytest.skip(why)
     found: dict[str, Any] = {}
-    benchmark.pedantic(lambda: found.update(measured(name, tmp_path, RANKS)), rounds=1)
+    benchmark.pedantic(lambda: found.update(in_pairs(name, tmp_path) if name in HEAVY else
+                                            measured(name, tmp_path, RANKS)), rounds=1)  # fmt: skip
+    with capsys.disabled():
+        tell(name, found, benchmark)
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_across_the_barrier(
+    name: str, tmp_path: Path, benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if why := lacking():
+        pytest.skip(why)
+    found: dict[str, Any] = {}
+    benchmark.pedantic(lambda: found.update(measured(name, tmp_path, RANKS, "across")), rounds=1)
+    benchmark.extra_info.update(forward_s=found["forward_s"])
+    with capsys.disabled():
+        tell(f"{name} across the barrier, forward pass {1e3 * found['forward_s']:.1f} ms", found, benchmark)
+
+
+def tell(what: str, found: Mapping[str, Any], benchmark: BenchmarkFixture) -> None:
+    """Print the rows, and keep them."""
     rows = dict(table(found))
     benchmark.extra_info.update(rate=RATE, rows=rows, times=found["times"])
-    with capsys.disabled():
-        print(f"\n{name}, {RANKS} ranks, {RATE}, {ROUNDS} rounds")
-        for each, row in rows.items():
-            print(
-                f"  {each:64} {row['median_ms']:8.1f} ms  {row['ratio']:.3f} ({row['low']:.3f}–{row['high']:.3f})  "
-                f"variation {row['variation']:.3f}  arrival orders {row['arrival_orders']:g}"
-            )
+    print(f"\n{what}, {RANKS} ranks, {RATE}, {ROUNDS} rounds")
+    for each, row in rows.items():
+        print(
+            f"  {each:64} {row['median_ms']:8.1f} ms  {row['ratio']:.3f} ({row['low']:.3f}–{row['high']:.3f})  "
+            f"variation {row['variation']:.3f}  arrival orders {row['arrival_orders']:g}"
+        )
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))
+    where = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    print(json.dumps(measure_across(*where) if sys.argv[5:] == ["across"] else measure(*where, *sys.argv[5:])))

@@ -62,11 +62,13 @@ class Gossip(Common):
             self._weights = Flat(held)
             self._taken = [np.empty_like(self._weights.array) for _ in neighbours]
         own, taken = self._weights.fill(held), self._taken
-        sent = [communicator.isend(own, to) for to in neighbours]
+        # Receives first: over slow links, Gloo takes up to twice as long for messages that nobody
+        # expects yet.
         pending = [communicator.ireceive(into, source) for into, source in zip(taken, neighbours, strict=True)]
+        pending += [communicator.isend(own, to) for to in neighbours]
         loss, gradients = self.replica.gradients(feed)
         with self.exposed():
-            for each in (*sent, *pending):
+            for each in pending:
                 each.wait()
         own *= self.settings.own
         for other in taken:
