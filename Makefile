@@ -3,11 +3,13 @@
 #   PYTEST_ADDOPTS="--preset standard" make bench      options for pytest
 #   make study STUDY=mine.toml STUDY_FOLDER=mine       another study
 #   make test WORKERS=4                                test processes: more than cores, because some tests wait
+#   make test DURATIONS=0                              list how long all tests took, not only the slowest
 #   make bench RESULT=results/mine.json                another file (its series beside it, results/mine.h5)
 #   make horovod FRAMEWORKS=torch                      Horovod for fewer frameworks: four minutes each on 2 cores
 PYTHON ?= python3
 RESULT ?= results/latest.json
 WORKERS ?= 3
+DURATIONS ?= 20
 STUDY ?= studies/frameworks_2core_cpu.toml
 STUDY_FOLDER ?= results/study-2core-cpu
 FRAMEWORKS ?= torch tensorflow mxnet
@@ -22,7 +24,7 @@ help:
 	@echo "make bench      measure the recipes on the CPU frameworks (about 5 minutes on 2 cores); $(RESULT)"
 	@echo "make study      run the study of frameworks and write its report (up to 3 hours; go on: again)"
 	@echo "make horovod    build Horovod for the frameworks (12 minutes on 2 cores, once on a machine)"
-	@echo "make test       test every behaviour and every adapter, on fewer cases (11 minutes on 2 cores)"
+	@echo "make test       test every behaviour and every adapter, on fewer cases (24 minutes on 2 cores)"
 	@echo "make test-all   run every test, those of make test among them (55 minutes)"
 	@echo "make lint       check style and types"
 	@echo "make docs       build the documentation as a site (a minute; build/docs/index.html)"
@@ -55,7 +57,7 @@ test test-all: $(VENV)/installed-test
 	test -z "$$failed"
 # Only files with such tests are imported for the second part: the others import five frameworks.
 ALONE_IN = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
-RETRY := --reruns 1 --rerun-show-tracebacks --durations 20 --durations-min 5
+RETRY := --reruns 1 --rerun-show-tracebacks --durations $(DURATIONS) --durations-min 1
 test: CHOSEN := not slow
 KERASLESS := $(if $(wildcard $(VENV)/lib/python*/site-packages/horovod/tensorflow/mpi_lib*.so),,TF_USE_LEGACY_KERAS=1)
 COMPILED := .pytest_cache/d/jax

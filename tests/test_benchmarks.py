@@ -166,7 +166,8 @@ def test_a_run_over_limited_links_that_is_ended_leaves_none_behind(tmp_path: Pat
         program.chmod(0o755)
     code = (
         "import time\nfrom benchmarks.bench_transfers import links\n"
-        "with links(2, '1gbit'):\n    print('made', flush=True)\n    time.sleep(60)\n"
+        "with links(2, '1gbit'):\n    print('made', flush=True)\n"
+        "    for _ in range(600):\n        time.sleep(0.1)\n"  # a signal that another thread gets does not end a sleep
     )
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     here = Path(__file__).parents[1]
