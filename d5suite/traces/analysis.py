@@ -34,9 +34,10 @@ class Rank:
     location : int
         Its main location.
     computing : int
-        Inside its events, outside of MPI.
+        Inside its events, outside of MPI and of regions that wait.
     waiting : int
-        Inside of MPI, in wait states that another rank caused.
+        Inside of MPI, in wait states that another rank caused; and in regions that wait for another
+        program or thread, such as the other end of a coupling.
     communicating : int
         The rest of the time inside of MPI.
     outside : int
@@ -157,6 +158,7 @@ def analyse(trace: Trace, *, step: str = "step") -> Analysis:
     states = wait_states(trace)
     calls = states.calls
     is_mpi = np.array([each.communicates for each in trace.regions] + [False])
+    is_wait = np.array([each.waits and not each.communicates for each in trace.regions] + [False])
     exposed = _exposed(trace, states, is_mpi)
     pieces = [exclusive(events, each) for events, each in zip(trace.events, calls, strict=True)]
     path = critical_path(trace, exposed)
@@ -172,17 +174,17 @@ def analyse(trace: Trace, *, step: str = "step") -> Analysis:
     ranks = []
     for location in mains:
         times, call = pieces[location]
-        computing, communicating = _inside(times, call, calls[location], is_mpi)
+        computing, communicating, held = _inside(times, call, calls[location], is_mpi, is_wait)
         whole = trace.end - trace.begin
         waited = min(waiting[location], communicating)
         ranks.append(
             Rank(
                 location,
                 computing,
-                waited,
+                waited + held,
                 communicating - waited,
-                whole - computing - communicating,
-                _overlap(trace, calls, location, is_mpi),
+                whole - computing - communicating - held,
+                _overlap(trace, calls, location, is_mpi, is_wait),
                 caused[location],
                 critical[location],
             )
@@ -262,17 +264,19 @@ def common(ones: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -
     return total
 
 
-def _inside(times: np.ndarray, call: np.ndarray, calls: Calls, is_mpi: np.ndarray) -> tuple[int, int]:
-    """Return the ticks outside of MPI, and inside, between a location's first and last event."""
+def _inside(
+    times: np.ndarray, call: np.ndarray, calls: Calls, is_mpi: np.ndarray, is_wait: np.ndarray
+) -> tuple[int, int, int]:
+    """Return the ticks of computing, in MPI, and in waiting regions, from first to last event."""
     if not len(times):
-        return 0, 0
+        return 0, 0, 0
     lengths = np.diff(times)
     region = np.append(calls.region, -1)[call[:-1]]
-    inside = int(lengths[is_mpi[region]].sum())
-    return int(lengths.sum()) - inside, inside
+    inside, held = int(lengths[is_mpi[region]].sum()), int(lengths[is_wait[region]].sum())
+    return int(lengths.sum()) - inside - held, inside, held
 
 
-def _overlap(trace: Trace, calls: Sequence[Calls], location: int, is_mpi: np.ndarray) -> int:
+def _overlap(trace: Trace, calls: Sequence[Calls], location: int, is_mpi: np.ndarray, is_wait: np.ndarray) -> int:
     """Return for how long a rank computed while a message of its was under way."""
     events, own = trace.events[location], calls[location]
     if not len(events):
@@ -289,7 +293,7 @@ def _overlap(trace: Trace, calls: Sequence[Calls], location: int, is_mpi: np.nda
             posted[request] = time
         elif request in posted:
             under_way.append((posted.pop(request), time))
-    busy = merged(_spans(own, is_mpi))
+    busy = merged(_spans(own, is_mpi | is_wait))
     begin, end = int(events.time[0]), int(events.time[-1])
     edges = [begin, *(edge for span in busy for edge in span), end]
     computing = merged(zip(edges[::2], edges[1::2], strict=True))

@@ -183,6 +183,11 @@ class Region:
         """Whether the time in it is communicating: MPI, or waiting for another thread that does."""
         return self.is_mpi or self.role == "task_wait"
 
+    @property
+    def waits(self) -> bool:
+        """Whether the time in it, outside of MPI, is waiting: for another program, or a thread."""
+        return self.role == "thread_wait"
+
 
 @dataclass(frozen=True)
 class Comm:

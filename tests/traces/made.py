@@ -23,6 +23,7 @@ REGIONS = [
     Region("MPI_Bcast", "coll_one2all", True),
     Region("MPI_Reduce", "coll_all2one", True),
     Region("MPI_Scan", "coll_other", True),
+    Region("wait for writer: data", "thread_wait"),
 ]
 NUMBER = {region.name: index for index, region in enumerate(REGIONS)}
 

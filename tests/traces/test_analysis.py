@@ -82,6 +82,13 @@ def test_a_thread_that_communicates_beside_computing_overlaps() -> None:
     assert (rank.computing, rank.overlapped, rank.outside) == (100, 60, 60)
 
 
+def test_waiting_for_the_other_end_of_a_coupling_is_no_computing() -> None:
+    reader = call("wait for writer: data", 0, 70, *call("MPI_Recv", 20, 30))
+    reader += call("conv1", 70, 100)
+    (rank, _) = analyse(trace_of(reader, call("conv1", 0, 100))).ranks
+    assert (rank.computing, rank.waiting, rank.communicating, rank.outside) == (30, 60, 10, 0)
+
+
 @st.composite
 def programs(draw: st.DrawFn) -> Trace:
     """Runs of two to four ranks that send, receive, reduce and compute, by one program."""

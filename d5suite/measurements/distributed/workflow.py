@@ -119,7 +119,7 @@ class WorkflowStep(Step):
             if mine in (joint.source, joint.target):
                 other = joint.target if mine == joint.source else joint.source
                 marks = self.workload.marks[joint.name]
-                yield Phase(marks, "wait", f"wait for {other}: {joint.name}", role="function")
+                yield Phase(marks, "wait", f"wait for {other}: {joint.name}", role="thread_wait")
                 yield Phase(marks, "move", f"move {joint.name}", role="data_transfer")
 
     def time(self, settings: SamplingSettings) -> Samples:
