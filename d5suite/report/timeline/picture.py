@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import zlib
 
 from d5suite.errors import TraceError
@@ -12,6 +13,9 @@ from d5suite.traces.waits import SYNCHRONIZING
 
 WIDTH, LABELS, ROW, WAIT, GAP, AXIS = 900, 90, 16, 4, 6, 30
 """Sizes in pixels."""
+
+CHARACTER = 5.6
+"""Pixels of a character, roughly."""
 
 NARROWEST = 0.3
 """Pixels below which a region is not drawn."""
@@ -40,11 +44,13 @@ def picture(found: Analysis, *, number: int, step: str = "step") -> str:
         known = f"the trace has {len(spans)}" if spans else f"no region is called {step!r}"
         raise TraceError(f"there is no step {number}: {known}", hint="--step names the region that is one step.")
     start, end = spans[number - 1]
-    trace, scale = found.trace, (WIDTH - LABELS - 10) / (end - start)
+    trace = found.trace
+    labels = max(LABELS, *(math.ceil(12 + CHARACTER * len(each.process)) for each in trace.locations))
+    scale = (WIDTH - labels - 10) / (end - start)
     tick = NANOSECOND / trace.ticks_per_second
 
     def x(time: int) -> float:
-        return LABELS + ((time - trace.begin) * tick - start) * scale
+        return labels + ((time - trace.begin) * tick - start) * scale
 
     shapes, top = [], AXIS
     for location, calls in enumerate(found.states.calls):
@@ -55,11 +61,11 @@ def picture(found: Analysis, *, number: int, step: str = "step") -> str:
         deepest, drawn = 0, []
         for call, (enter, leave, index, parent) in enumerate(rows):
             depth[call] = depth[parent] + 1 if parent >= 0 else 0
-            left, right = max(x(enter), LABELS), min(x(leave), WIDTH - 10)
+            left, right = max(x(enter), labels), min(x(leave), WIDTH - 10)
             if right - left >= NARROWEST:
                 deepest = max(deepest, depth[call])
                 region = trace.regions[index]
-                colour = IN_MPI if region.is_mpi else _colour(region.name)
+                colour = IN_MPI if region.is_mpi else WAITING if region.waits else _colour(region.name)
                 drawn.append((left, right, depth[call], colour, region.name))
         if not drawn:
             continue
@@ -70,13 +76,13 @@ def picture(found: Analysis, *, number: int, step: str = "step") -> str:
                 f'<rect x="{left:.2f}" y="{y}" width="{right - left:.2f}" height="{ROW - 1}" fill="{colour}">'
                 f"<title>{html.escape(name)}</title></rect>"
             )
-            if room := int((right - left - 4) / 5.6):
+            if room := int((right - left - 4) / CHARACTER):
                 shown = name if len(name) <= room else name[: room - 1] + "…" if room > 3 else ""
                 if shown:
                     shapes.append(f'<text x="{left + 2:.2f}" y="{y + 11}">{html.escape(shown)}</text>')
         for wait in found.states.waits:
             if wait.location == location and wait.pattern in SYNCHRONIZING:
-                left, right = max(x(wait.begin), LABELS), min(x(wait.end), WIDTH - 10)
+                left, right = max(x(wait.begin), labels), min(x(wait.end), WIDTH - 10)
                 if right - left >= NARROWEST:
                     shapes.append(
                         f'<rect x="{left:.2f}" y="{top}" width="{right - left:.2f}" height="{WAIT}" fill="{WAITING}">'
