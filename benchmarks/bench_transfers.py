@@ -22,10 +22,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
@@ -35,6 +36,8 @@ from d5suite.distributed.order import overtaken
 from d5suite.distributed.order_tasks import parameter_order
 from d5suite.distributed.schemes import make_scheme
 from d5suite.instruments.threads import allowed_cpus
+from d5suite.levels.backend import Backend
+from d5suite.levels.distributed import Communicator
 from d5suite.network.builder import Builder
 from d5suite.network.model import Network
 from d5suite.network.zoo import build
@@ -119,17 +122,28 @@ def named(scheme: str, settings: Mapping[str, Any]) -> str:
     return ":".join([scheme, *(f"{key}={value}" for key, value in settings.items())])
 
 
-def measure(name: str, meeting: Path, rank: int, ranks: int, *only: str) -> dict[str, Any]:
-    """Return the slowest rank's seconds by setting, and the number of orders of arrival."""
-    import numpy as np
+def joined(name: str, meeting: Path, rank: int, ranks: int) -> tuple[Communicator, Backend, Network]:
+    """Join the other ranks, on one core; also return PyTorch's adapter and the network."""
     import torch
 
     torch.set_num_threads(1)
     cpus = sorted(allowed_cpus())
     os.sched_setaffinity(0, [cpus[rank % len(cpus)]])
-    network = fixture(name)
-    backend = discover()[0]["torch"]
     communicator = open_communicator("gloo", rank=rank, size=ranks, meeting=meeting)
+    return communicator, discover()[0]["torch"], fixture(name)
+
+
+def slowest_s(communicator: Communicator, seconds: float) -> float:
+    """Return the slowest rank's seconds. Collective."""
+    took = np.zeros(communicator.size)
+    took[communicator.rank] = seconds
+    communicator.all_reduce(took)
+    return float(took.max())
+
+
+def measure(name: str, meeting: Path, rank: int, ranks: int, *only: str) -> dict[str, Any]:
+    """Return the slowest rank's seconds by setting, and the number of orders of arrival."""
+    communicator, backend, network = joined(name, meeting, rank, ranks)
     trainer = backend.trainer(backend.executor(network), SGD(2.0**-10, momentum=0.9))
     images, labels = random_batch(network, BATCH, seed=rank)
     feed = trainer.executor.feed({"image": images, "label": labels})
@@ -145,10 +159,7 @@ def measure(name: str, meeting: Path, rank: int, ranks: int, *only: str) -> dict
             communicator.barrier()
             start = time.perf_counter()
             schemes[each].step(feed)
-            took = np.zeros(ranks)
-            took[rank] = time.perf_counter() - start
-            communicator.all_reduce(took)
-            times[each].append(float(took.max()))
+            times[each].append(slowest_s(communicator, time.perf_counter() - start))
     arrived = {
         each: max((len(orders) for orders in scheme.arrivals.values()), default=None)
         for each, scheme in schemes.items()
@@ -171,15 +182,7 @@ def measure_across(name: str, meeting: Path, rank: int, ranks: int) -> dict[str,
     What crosses the barrier has a trainer of its own: its last update is due while others take
     turns.
     """
-    import numpy as np
-    import torch
-
-    torch.set_num_threads(1)
-    cpus = sorted(allowed_cpus())
-    os.sched_setaffinity(0, [cpus[rank % len(cpus)]])
-    network = fixture(name)
-    backend = discover()[0]["torch"]
-    communicator = open_communicator("gloo", rank=rank, size=ranks, meeting=meeting)
+    communicator, backend, network = joined(name, meeting, rank, ranks)
     crossing = [each for each in ACROSS if "cross_barrier" in each]
     trainers = [
         backend.trainer(backend.executor(network), SGD(2.0**-10, momentum=0.9)) for _ in range(1 + len(crossing))
@@ -201,10 +204,7 @@ def measure_across(name: str, meeting: Path, rank: int, ranks: int) -> dict[str,
             for _ in range(STEPS):
                 schemes[each].step(feed)
             schemes[each].settle()
-            took = np.zeros(ranks)
-            took[rank] = (time.perf_counter() - start) / STEPS
-            communicator.all_reduce(took)
-            times[each].append(float(took.max()))
+            times[each].append(slowest_s(communicator, (time.perf_counter() - start) / STEPS))
     alone: list[float] = []
     for _ in range(1 + ROUNDS):
         start = time.perf_counter()
@@ -349,30 +349,27 @@ def table(found: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
         )
 
 
+WAYS: Mapping[str, Callable[[str, Path], dict[str, Any]]] = {
+    "orders": lambda name, folder: in_pairs(name, folder) if name in HEAVY else measured(name, folder, RANKS),
+    "across": lambda name, folder: measured(name, folder, RANKS, "across"),
+}
+
+
 @pytest.mark.parametrize("name", FIXTURES)
-def test_orders_in_turn(
-    name: str, tmp_path: Path, benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("way", WAYS)
+def test_transfers_in_turn(
+    way: str, name: str, tmp_path: Path, benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if why := lacking():
         pytest.skip(why)
     found: dict[str, Any] = {}
-    benchmark.pedantic(lambda: found.update(in_pairs(name, tmp_path) if name in HEAVY else
-                                            measured(name, tmp_path, RANKS)), rounds=1)  # fmt: skip
+    benchmark.pedantic(lambda: found.update(WAYS[way](name, tmp_path)), rounds=1)
+    what = name
+    if way == "across":
+        benchmark.extra_info.update(forward_s=found["forward_s"])
+        what += f" across the barrier, forward pass {1e3 * found['forward_s']:.1f} ms"
     with capsys.disabled():
-        tell(name, found, benchmark)
-
-
-@pytest.mark.parametrize("name", FIXTURES)
-def test_across_the_barrier(
-    name: str, tmp_path: Path, benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if why := lacking():
-        pytest.skip(why)
-    found: dict[str, Any] = {}
-    benchmark.pedantic(lambda: found.update(measured(name, tmp_path, RANKS, "across")), rounds=1)
-    benchmark.extra_info.update(forward_s=found["forward_s"])
-    with capsys.disabled():
-        tell(f"{name} across the barrier, forward pass {1e3 * found['forward_s']:.1f} ms", found, benchmark)
+        tell(what, found, benchmark)
 
 
 def tell(what: str, found: Mapping[str, Any], benchmark: BenchmarkFixture) -> None:

@@ -158,7 +158,7 @@ def analyse(trace: Trace, *, step: str = "step") -> Analysis:
     states = wait_states(trace)
     calls = states.calls
     is_mpi = np.array([each.communicates for each in trace.regions] + [False])
-    is_wait = np.array([each.waits and not each.communicates for each in trace.regions] + [False])
+    is_wait = np.array([each.waits for each in trace.regions] + [False])
     exposed = _exposed(trace, states, is_mpi)
     pieces = [exclusive(events, each) for events, each in zip(trace.events, calls, strict=True)]
     path = critical_path(trace, exposed)

@@ -186,7 +186,7 @@ class Region:
     @property
     def waits(self) -> bool:
         """Whether the time in it, outside of MPI, is waiting: for another program, or a thread."""
-        return self.role == "thread_wait"
+        return self.role == "thread_wait" and not self.is_mpi
 
 
 @dataclass(frozen=True)

@@ -360,8 +360,8 @@ class Tuning:
         """Return the best candidate without the knobs that give nothing."""
         if best == self.space.default:
             made = len(self._trials) - 1
-            few = made < min(FEWEST_TRIALS, self.space.size() - 1)
-            only = f"; the budget had time for {made} of {self.space.size() - 1} others only" * few
+            others = self.space.size() - 1
+            only = f"; the budget had time for {made} of {others} others" if made < min(FEWEST_TRIALS, others) else ""
             raise DefaultKept(f"no candidate was better than the default{only}")
         if len(self.space.differences(best)) > 1:
             with trials_of(
