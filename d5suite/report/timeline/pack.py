@@ -90,10 +90,10 @@ def pack(found: Analysis, *, step: str) -> tuple[dict[str, Any], str, list[str]]
             for each, chosen in zip(trace.locations, kept, strict=True)
         ],
         "regions": [
-            {"name": each.name, "is_mpi": each.is_mpi, "file": each.file, "line": each.line}
+            {"name": each.name, "is_mpi": each.is_mpi, "waits": each.waits, "file": each.file, "line": each.line}
             for each in (*trace.regions[:MOST_REGIONS],)
         ]
-        or [{"name": "", "is_mpi": False, "file": "", "line": 0}],
+        or [{"name": "", "is_mpi": False, "waits": False, "file": "", "line": 0}],
         "patterns": list(PATTERNS),
         "steps": {"spans": whole, "by_location": by_location},
         "longest_step": max((end - start for rows in by_location.values() for start, end in rows), default=1.0),

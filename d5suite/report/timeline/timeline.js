@@ -130,6 +130,7 @@
     for (const name of ['paper', 'ink', 'soft', 'rule', 'tint', 'wait', 'mpi', 'hit', 'link']) colours[name] = style.getPropertyValue(`--${name}`).trim();
     colours.region = regions.map((each) => {
       if (each.is_mpi) return colours.mpi;
+      if (each.waits) return colours.wait;
       const value = hash(each.name.replace(/[0-9]+/g, ''));
       return `hsl(${(value * 137) % 360} ${dark ? 38 : 50}% ${dark ? 40 : 72}%)`;
     });

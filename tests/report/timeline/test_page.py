@@ -104,6 +104,25 @@ def at(tab: Page, microseconds: float, location: int, depth: int) -> str:
     return tab.locator("#detail").inner_text()
 
 
+def colours(tab: Page, *places: tuple[float, int, int]) -> list[str]:
+    """Return the colours at times, some pixels below the tops of locations' rows."""
+    found: list[str] = tab.evaluate(
+        """(places) => {
+            const canvas = document.getElementById('canvas'); const ratio = devicePixelRatio;
+            const gutter = 110; const { view, rows } = timeline;
+            const image = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+            return places.map(([microseconds, location, below]) => {
+                const part = (microseconds * 1000 - view.begin) / (view.end - view.begin);
+                const x = Math.round((gutter + part * (canvas.clientWidth - gutter)) * ratio);
+                const place = 4 * (Math.round((rows[location].top + below) * ratio) * image.width + x);
+                return [...image.data.slice(place, place + 3)].join();
+            });
+        }""",
+        places,
+    )
+    return found
+
+
 class TestPage:
     pytestmark = in_browser
 
@@ -143,22 +162,12 @@ class TestPage:
 
     def test_what_waits_is_drawn_in_its_colour(self, shown: Show) -> None:
         tab = shown(steps(1))
-        colours = tab.evaluate(
-            """() => {
-                const canvas = document.getElementById('canvas'); const ratio = devicePixelRatio;
-                const gutter = 110; const { view, rows } = timeline;
-                const part = (us) => (us * 1000 - view.begin) / (view.end - view.begin);
-                const x = (us) => gutter + part(us) * (canvas.clientWidth - gutter);
-                const image = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-                const pixel = (us, location) => {
-                    const place = 4 * (Math.round((rows[location].top + 3) * ratio) * image.width
-                        + Math.round(x(us) * ratio));
-                    return [...image.data.slice(place, place + 3)].join();
-                };
-                return [pixel(400, 0), pixel(400, 1), pixel(100, 0)];
-            }"""
-        )
-        assert colours == ["217,72,15", "255,255,255", "255,255,255"]
+        assert colours(tab, (400, 0, 3), (400, 1, 3), (100, 0, 3)) == ["217,72,15", "255,255,255", "255,255,255"]
+
+    def test_waiting_for_the_other_end_of_a_coupling_has_this_colour_too(self, shown: Show) -> None:
+        waiting = call("wait for writer: data", 100 * US, 800 * US)
+        coupled, step = colours(shown(trace_of(call("step", 0, 900 * US, *waiting))), (790, 0, 24), (890, 0, 8))
+        assert coupled == "217,72,15" != step
 
     def test_steps_fold_on_each_other(self, shown: Show) -> None:
         tab = shown(steps(6))
