@@ -135,8 +135,11 @@ class Step:
     def reset(self) -> None:
         """Undo what runs of the step have changed, such as parameters."""
 
+    def begin(self) -> None:
+        """Bring the step, such as its weights, to where timing begins."""
+
     def time(self, settings: SamplingSettings) -> Samples:
-        """Take the samples.
+        """Take the samples, once the step has begun.
 
         Parameters
         ----------

@@ -62,6 +62,7 @@ class Time(Pass):
         step.flush = flush
         sensors = workload.sensors()
         with step:
+            step.begin()  # loads weights, for which some frameworks copy them
             before = snapshot(gpu=on_gpu, sensors=sensors)
             known = {"peak_bytes", "baseline_bytes"} <= step.memory.keys()
             device_peak = workload.device_peak()

@@ -26,7 +26,7 @@ def _results(folder: Path, small_onnx: Path, imagenet_tree: Path) -> dict[str, A
         "optimizer": {"name": "sgd", "learning_rate": 0.1},
         "validation_steps": 2,
     }
-    modes = ("good", "builds", "third", "later")
+    modes = ("good", "builds", "third", "later", "loading")
     for mode in modes:
         job = {
             "schema": "d5suite-job-3",
@@ -70,6 +70,11 @@ def test_memory_of_the_third_call_is_in_the_peak(found: dict[str, Any]) -> None:
 
 def test_memory_taken_while_timed_is_no_result(found: dict[str, Any]) -> None:
     assert "memory taken after the first calls" in found["later"]["failures"]["small/inference"]["message"]
+
+
+def test_memory_that_loading_weights_takes_is_not_of_the_timed_step(found: dict[str, Any]) -> None:
+    """A framework that copies VGG-16's largest weight to load it was said to take 392 MiB more."""
+    assert _of(found["loading"], "time")["samples"]["median_s"] > 0
 
 
 def test_a_version_that_is_not_the_installed_ones_is_refused() -> None:

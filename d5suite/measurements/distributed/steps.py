@@ -222,13 +222,15 @@ class DistributedStep(Step):
             )
         return [found[rank][0] for rank in range(self.communicator.size)]
 
+    def begin(self) -> None:
+        self.reset()
+        self.random = self.workload.executor.random_state() if self.workload.executor.drops else {}
+
     def time(self, settings: SamplingSettings) -> Samples:
         """Take the samples. All ranks make the same number of steps: they decide from all times.
 
         A sample is the slowest rank's time where ranks wait for each other, else the mean.
         """
-        self.reset()
-        self.random = self.workload.executor.random_state() if self.workload.executor.drops else {}
         first_call_s = max(gather(self.communicator, self.first_call_s or 0.0))
         heartbeat = self.workload.heartbeat
         self.communicator.barrier()

@@ -179,12 +179,10 @@ class NetworkStep(Step):
         return len(self._made) * bytes_of(network.inputs) + answers
 
     def begin(self) -> None:
-        """Bring the weights to where timing begins."""
         self._forget()
         self.workload.to_generic_point(self.workload.executor)
 
     def time(self, settings: SamplingSettings) -> Samples:
-        self.begin()
         samples = super().time(settings)
         self.keep_answer()
         self.median_s = samples.median_s

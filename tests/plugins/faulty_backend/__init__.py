@@ -47,6 +47,7 @@ BACKEND = Backend(
         "memory": "takes ever more memory when timed",
         "third": "takes 512 MiB, which it keeps, in its third call",
         "later": "takes 512 MiB, which it keeps, once it is timed",
+        "loading": "takes 512 MiB for a moment while weights are loaded",
         "builds": "compiles for a second where it is made",
         "orphan": "leaves two child processes behind, one in a session of its own, and hangs",
         "engine": "runs on a framework that is not there",
