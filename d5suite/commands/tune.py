@@ -293,7 +293,7 @@ def layers_of(record: Mapping[str, Any]) -> StepLayers:
     works = []
     if not part.get("times"):
         return StepLayers()
-    for _, operator, _, work in timed_nodes(part):
+    for _, operator, work in timed_nodes(part):
         sums[operator] = sums.get(operator, 0.0) + work.seconds
         works.append(work)
     sums[UPDATE] = float((part.get("other") or {}).get("optimizer") or 0.0)

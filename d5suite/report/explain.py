@@ -211,7 +211,7 @@ def _by_operator(part: Mapping[str, Any], roof: Roof | None) -> tuple[dict[str, 
     """Return seconds by operator, and places of nodes whose work is counted."""
     seconds: dict[str, float] = {}
     placed: dict[str, list[Placed]] = {}
-    for _, op_type, _, work in timed_nodes(part):
+    for _, op_type, work in timed_nodes(part):
         seconds[op_type] = seconds.get(op_type, 0.0) + work.seconds
         if roof is not None and (work.flops or work.bytes):
             placed.setdefault(op_type, []).append(place(work, roof))

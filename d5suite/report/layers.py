@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from d5suite.report.compare import failures, is_reduced, setting
+from d5suite.report.node_groups import joined
 from d5suite.report.reading import ResultKey
 
 DIRECTIONS = ("forward", "backward")
@@ -210,7 +211,7 @@ def _rows(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[LayerRow]:
         times = {
             name: [each for each in part["times"] if each["direction"] == direction] for name, part in parts.items()
         }
-        groups = _joined([each["nodes"] for backend in times.values() for each in backend])
+        groups = joined([each["nodes"] for backend in times.values() for each in backend])
         of_node = {node: group for group in groups for node in group}
         seconds: dict[tuple[str, ...], dict[str, float]] = {}
         ranges: dict[tuple[str, ...], dict[str, tuple[float, float]]] = {}
@@ -227,26 +228,6 @@ def _rows(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[LayerRow]:
             nodes = tuple(sorted(group, key=lambda node: order.get(node, len(order))))
             said = {backend: text for backend, each in kernels[group].items() if (text := _kernels(each))}
             yield _row(nodes, direction, graph, seconds[group], ranges[group], said)
-
-
-def _joined(sets: Iterable[Sequence[str]]) -> set[tuple[str, ...]]:
-    """Return the smallest disjoint sets that hold every given set as a whole."""
-    parent: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while parent.setdefault(name, name) != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
-    for first, *others in sets:
-        for other in others:
-            parent[root(other)] = root(first)
-        root(first)
-    groups: dict[str, list[str]] = {}
-    for name in list(parent):
-        groups.setdefault(root(name), []).append(name)
-    return {tuple(group) for group in groups.values()}
 
 
 def _row(

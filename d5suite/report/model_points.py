@@ -12,6 +12,7 @@ from d5suite.models.ceilings import Ceilings, other_machine
 from d5suite.models.node_time import MeasuredStep, TimedNodes, node_work
 from d5suite.models.peak import MeasuredPeak
 from d5suite.report.compare import failures, setting
+from d5suite.report.node_groups import node_groups
 from d5suite.report.reading import ResultKey
 from d5suite.report.roofline import counted
 
@@ -125,7 +126,7 @@ def _timed(part: Mapping[str, Any], width: int) -> Iterator[TimedNodes]:
     """Yield nodes with their times, less what the profiler adds to each call."""
     calls = sum(each["calls"] for each in part["times"])
     added = max(0.0, part["step_s"] - part["plain_step_s"]) * part["coverage"] / max(1.0, calls)
-    for each in part["times"]:
-        if each["seconds"] > 0:
-            nodes = [node_work(part["graph"].get(name, {}), each["direction"], width) for name in each["nodes"]]
-            yield TimedNodes(nodes, max(LEAST_LEFT * each["seconds"], each["seconds"] - added * each["calls"]))
+    for group in node_groups(part["times"]):
+        if group.seconds > 0:
+            nodes = [node_work(part["graph"].get(name, {}), group.direction, width) for name in group.nodes]
+            yield TimedNodes(nodes, max(LEAST_LEFT * group.seconds, group.seconds - added * group.calls))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from d5suite.models.ceilings import Ceilings, Roof, other_machine
 from d5suite.models.roofline import Placed, Segment, Step, Work, explained, place, place_all, trajectories
 from d5suite.report.compare import failures, setting
 from d5suite.report.layers import DIRECTIONS
+from d5suite.report.node_groups import NodeGroup, node_groups
 from d5suite.report.reading import ResultKey
 
 COUNTED = "counted"
@@ -143,9 +144,15 @@ def _roofline(
         return "no node of the network has counted work"
     step = _spot("", "", "", len(whole), place_all(whole, record["median_s"], roof))
     nodes = [
-        _spot(" ".join(names), op_type, direction, len(names), place(work, roof))
-        for names, op_type, direction, work in timed_nodes(part)
-        if work.bytes or work.flops
+        _spot(
+            " ".join(each.group.nodes),
+            each.op_type,
+            each.group.direction,
+            len(each.group.nodes),
+            place(each.work, roof),
+        )
+        for each in timed_nodes(part)
+        if each.work.bytes or each.work.flops
     ]
     nodes.sort(key=lambda spot: -spot.placed.work.seconds)
     said = ceilings.name + (" (another machine)" if any(mark.startswith("another") for mark in marks) else "")
@@ -174,15 +181,31 @@ def work_of(facts: Mapping[str, Any], direction: str, seconds: float) -> Work:
     return Work(facts.get(f"{prefix}flops") or 0, facts.get(f"{prefix}bytes") or 0, seconds)
 
 
-def timed_nodes(part: Mapping[str, Any]) -> Iterator[tuple[list[str], str, str, Work]]:
-    """Yield names, main operator, direction and work of the nodes that ran, alone or as one."""
-    for each in part["times"]:
-        if each["seconds"] > 0:
-            facts = [part["graph"].get(name, {}) for name in each["nodes"]]
-            works = [work_of(one, each["direction"], 0.0) for one in facts]
+class TimedGroup(NamedTuple):
+    """Nodes that ran alone or as one, with their work and time.
+
+    Attributes
+    ----------
+    group : NodeGroup
+    op_type : str
+        Of the node with most operations.
+    work : Work
+    """
+
+    group: NodeGroup
+    op_type: str
+    work: Work
+
+
+def timed_nodes(part: Mapping[str, Any]) -> Iterator[TimedGroup]:
+    """Yield the nodes that ran, each once."""
+    for group in node_groups(part["times"]):
+        if group.seconds > 0:
+            facts = [part["graph"].get(name, {}) for name in group.nodes]
+            works = [work_of(one, group.direction, 0.0) for one in facts]
             main = max(facts, key=lambda one: (one.get("flops") or 0, one.get("bytes") or 0))
-            total = Work(sum(one.flops for one in works), sum(one.bytes for one in works), each["seconds"])
-            yield each["nodes"], str(main.get("op_type", "")), each["direction"], total
+            total = Work(sum(one.flops for one in works), sum(one.bytes for one in works), group.seconds)
+            yield TimedGroup(group, str(main.get("op_type", "")), total)
 
 
 def counted(part: Mapping[str, Any], measurement: str) -> Iterator[tuple[str, str, Work]]:

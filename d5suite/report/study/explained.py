@@ -76,14 +76,9 @@ def _operators(found: Gathered, row: Row) -> dict[str, list[str]]:
     """Return the places of the seconds of each operator, the slowest first."""
     seconds: dict[str, float] = defaultdict(float)
     places: dict[str, list[str]] = defaultdict(list)
-    part, ran = row.record["layers"], 0
-    told = list(timed_nodes(part))
-    for number, each in enumerate(part["times"]):
-        if each["seconds"] > 0:
-            _, op_type, _, work = told[ran]
-            ran += 1
-            seconds[op_type] += work.seconds
-            places[op_type].append(place_in(found.place(row), f"layers.times.{number}.seconds"))
+    for group, op_type, work in timed_nodes(row.record["layers"]):
+        seconds[op_type] += work.seconds
+        places[op_type] += [place_in(found.place(row), f"layers.times.{each}.seconds") for each in group.places]
     return {name: places[name] for name in sorted(places, key=lambda name: -seconds[name])}
 
 
