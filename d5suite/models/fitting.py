@@ -66,17 +66,14 @@ def nonnegative(
     features: Sequence[Sequence[float]],
     targets: Sequence[float],
     weights: Sequence[float],
-    least: Sequence[float] | None = None,
 ) -> np.ndarray:
-    """Return the constants, none below its least, whose weighted errors have the least squares.
+    """Return the constants, none negative, whose weighted errors have the least squares.
 
     Parameters
     ----------
     features : sequence of sequence of float
         A row for each target.
     targets, weights : sequence of float
-    least : sequence of float, optional
-        Of each constant, by default 0.
 
     Returns
     -------
@@ -86,11 +83,10 @@ def nonnegative(
     from scipy.optimize import nnls
 
     rows, wanted, weight = (np.asarray(each, np.float64) for each in (features, targets, weights))
-    start = np.zeros(rows.shape[1]) if least is None else np.asarray(least, np.float64)
     scale = np.abs(rows).max(axis=0)
     scale[scale == 0] = 1.0
-    found, _ = nnls(rows / scale * weight[:, None], (wanted - rows @ start) * weight, maxiter=100 * rows.shape[1])
-    return np.asarray(start + found / scale)
+    found, _ = nnls(rows / scale * weight[:, None], wanted * weight, maxiter=100 * rows.shape[1])
+    return np.asarray(found / scale)
 
 
 def covering_factor(ratios: Sequence[float]) -> float:

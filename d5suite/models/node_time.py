@@ -1,23 +1,29 @@
-"""Seconds of a step from its nodes: ceilings, and how far a backend stays below them.
+"""Seconds of a step from its nodes: ceilings, how far a backend stays below them, and like nodes.
 
-A node of class c takes flops / (e_f P) + bytes / (e_b B) + s · sums / P + o: P is the ceiling of
-arithmetic, B that of the smallest level that holds its bytes, e an efficiency, s what a sum costs
-besides its terms, in operations, and o the time of a call. Weights and their gradients come from
-the level that holds all of them: a step has pushed them out of nearer ones. Convolutions are of
-three classes, because their kernels differ: 1 × 1 ones are matrix products, grouped ones have short
-sums, all others read their input several times.
+A node of class c takes (flops / P + bytes / B) / e + o: P is the ceiling of arithmetic, B that of
+the smallest level that holds its bytes, e an efficiency, and o the time of a call. Kernels differ
+by shape within a class, so this is corrected by measured nodes of like shape: by the geometric mean
+of what they took beside it, the nearer ones counting more, and by little where none is near. It is
+kriging with a trend, but for weights that are set and not fitted (Matheron, "Principles of
+geostatistics", 1963; Nadaraya, "On estimating regression", 1964).
 
-Nodes that ran as one have the sum of theirs. A step is its nodes times a factor, a gap after each
-node, the traffic of an update, and what depends on nothing. Constants are fitted to measured
-layers, not negative. Imports its neighbours.
+Weights and their gradients come from the level that holds all of them: a step has pushed them out
+of nearer ones. Convolutions are of three classes, because their kernels differ: 1 × 1 ones are
+matrix products, grouped ones have short sums, all others read their input several times.
+
+Nodes that ran as one have the sum of theirs, and are of the class of the one with most operations.
+A step is its nodes times a factor, a gap after each node, the traffic of an update, and what
+depends on nothing. Constants are fitted to measured layers, not negative. Imports its neighbours.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from d5suite.models.ceilings import Level, Roof
 from d5suite.models.fitting import left_out_factor, nonnegative
@@ -44,15 +50,28 @@ ELSE = "other"
 POINTWISE, GROUPED = "1 × 1 convolution", "grouped convolution"
 """Classes of convolutions, which their shapes tell; the rest are of the class of their operator."""
 
+BY_SHAPE = ("convolution", "product", POINTWISE, GROUPED)
+"""Classes whose kernels are told apart by shapes, and not by operators."""
+
 SHORT, REREAD = 64, 0.6
 """A grouped convolution has sums of fewer terms than `SHORT`, and each value of the input has a
 place in fewer than `REREAD` of them: in one of g without groups."""
 
-PER_STEP = ("flops", "bytes", "sums", "calls")
+AMOUNTS = ("flops", "bytes", "calls")
 
-FASTEST = 1.1
-"""How many times as fast as the ceiling of arithmetic a matrix product may be: the ceiling's is not
-the largest. Other algorithms of convolution need fewer operations, so they have no such limit."""
+LIKE = 1.0
+"""Factors of two by which a node may differ from another one to be like it: the width of a normal
+curve over operations, bytes, values written and places of an image."""
+
+OTHER_OPERATOR = 4.0
+"""Factors of two for which another operator of one class stands, where shapes say less."""
+
+TREND = 0.03
+"""Weight of the class's own efficiency, beside 1 of a measured node of the same shape."""
+
+ALIKE = 0.05
+"""How strongly a class is held to be as far below both ceilings: a difference of one time the
+ceiling's seconds is as bad as this part of error of all its nodes."""
 
 NEAR_ONE = 0.02
 """How strongly a step is held to be as long as its nodes: error of a step that is as bad as being
@@ -77,6 +96,8 @@ class NodeWork(NamedTuple):
         Part of the bytes: weights, and their gradients.
     sums : float
         Values that products write.
+    places : int
+        Of an image that a convolution writes.
     """
 
     op_type: str
@@ -86,6 +107,7 @@ class NodeWork(NamedTuple):
     kind: str = ""
     far_bytes: float = 0.0
     sums: float = 0.0
+    places: int = 1
 
     @property
     def family(self) -> str:
@@ -123,7 +145,8 @@ def node_work(facts: Mapping[str, Any], direction: str, width: int = 4) -> NodeW
         elif uses < REREAD + 1:
             kind = POINTWISE
     far = min(size, weights * width * (1 if forward else 2))
-    return NodeWork(op_type, direction, flops, size, kind, far, outputs if forward else read + weights)
+    sums = outputs if forward else read + weights
+    return NodeWork(op_type, direction, flops, size, kind, far, sums, math.prod(shape[2:]))
 
 
 class TimedNodes(NamedTuple):
@@ -173,13 +196,51 @@ Place = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
+class LikeNodes:
+    """Measured nodes of one class and direction, beside what their class's constants give.
+
+    Attributes
+    ----------
+    shapes : numpy.ndarray
+        float64 (n, 4): see `_shape_of`.
+    ratios : numpy.ndarray
+        float64 (n,): logarithms of measured seconds over the class's.
+    operators : numpy.ndarray
+        str (n,)
+    """
+
+    shapes: np.ndarray
+    ratios: np.ndarray
+    operators: np.ndarray
+
+    def factor(self, node: NodeWork) -> float:
+        """Return what nodes like one took, beside their class's constants."""
+        squares = ((self.shapes - _shape_of(node)) ** 2).sum(axis=1)
+        if node.family not in BY_SHAPE:
+            squares = squares + np.where(self.operators == node.op_type, 0.0, OTHER_OPERATOR**2)
+        weights = np.exp(-squares / (2 * LIKE**2))
+        return math.exp(float(weights @ self.ratios) / (float(weights.sum()) + TREND))
+
+
+def _shape_of(node: NodeWork) -> tuple[float, ...]:
+    """Return, in factors of two, what tells kernels apart."""
+    sizes = node.flops, node.bytes, node.sums
+    place = 2 * _twos(node.places) if node.family in BY_SHAPE else _twos(node.bytes)
+    return (*map(_twos, sizes), place)
+
+
+def _twos(value: float) -> float:
+    return math.log2(max(value, 1.0))
+
+
+@dataclass(frozen=True)
 class NodeTimes:
     """A fitted model of one backend, measurement and number of threads.
 
     Attributes
     ----------
     constants : mapping of Place to float
-        Of flops and bytes, 1 / efficiency; of sums, operations; of calls, seconds.
+        Of flops and bytes, 1 / efficiency; of calls, seconds.
     scale : float
         Seconds of a step per second of its nodes.
     update : float
@@ -191,6 +252,8 @@ class NodeTimes:
         Operators of measured nodes.
     gap_s : float
         Seconds after each node.
+    like : mapping of (str, str) to LikeNodes
+        By class and direction.
     """
 
     constants: Mapping[Place, float]
@@ -200,6 +263,7 @@ class NodeTimes:
     factor: float = math.inf
     seen: frozenset[str] = frozenset()
     gap_s: float = 0.0
+    like: Mapping[tuple[str, str], LikeNodes] = field(default_factory=dict)
 
     def nodes_s(self, nodes: Iterable[NodeWork], roof: Roof, far: Level | None = None) -> float:
         """Return the seconds of nodes, one after the other.
@@ -213,11 +277,14 @@ class NodeTimes:
         """
         own = tuple(nodes)
         far = far or far_level(own, roof)
-        return sum(
-            self.constants.get(place, 0.0) * amount
-            for each in own
-            for place, amount in _amounts(each, roof, far).items()
+        return sum(self._node_s(each, roof, far) for each in own)
+
+    def _node_s(self, node: NodeWork, roof: Roof, far: Level) -> float:
+        place = node.family, node.direction
+        seconds = sum(
+            self.constants.get((*place, what), 0.0) * each for what, each in _amounts(node, roof, far).items()
         )
+        return seconds * self.like[place].factor(node) if seconds and place in self.like else seconds
 
     def seconds(self, nodes: Sequence[NodeWork], updated_bytes: float, roof: Roof) -> float:
         """Return the seconds of a step."""
@@ -249,12 +316,10 @@ def far_level(nodes: Iterable[NodeWork], roof: Roof) -> Level:
     return level_of(sum(each.far_bytes for each in nodes), roof)
 
 
-def _amounts(node: NodeWork, roof: Roof, far: Level) -> dict[Place, float]:
+def _amounts(node: NodeWork, roof: Roof, far: Level) -> dict[str, float]:
     near = (node.bytes - node.far_bytes) / level_of(node.bytes, roof).bytes_per_s
-    ideal = (
-        node.flops / roof.flops_per_s, near + node.far_bytes / far.bytes_per_s, node.sums / roof.flops_per_s, 1.0,
-    )  # fmt: skip
-    return {(node.family, node.direction, what): each for what, each in zip(PER_STEP, ideal, strict=True)}
+    ideal = (node.flops / roof.flops_per_s, near + node.far_bytes / far.bytes_per_s, 1.0)
+    return dict(zip(AMOUNTS, ideal, strict=True))
 
 
 def fit_once(points: Sequence[MeasuredStep]) -> NodeTimes:
@@ -264,33 +329,46 @@ def fit_once(points: Sequence[MeasuredStep]) -> NodeTimes:
     What a step takes besides its nodes is fitted to steps with the nodes' measured times and with
     their predicted ones, so that an error of a class is not taken for it.
     """
-    rows, targets, weights = [], [], []
+    groups: dict[tuple[str, str], list[tuple[NodeWork, list[float], float, float]]] = {}
     for point in points:
         far = point.far
         for timed in point.timed:
-            row: dict[Place, float] = {}
-            for node in timed.nodes:
-                for place, amount in _amounts(node, point.roof, far).items():
-                    row[place] = row.get(place, 0.0) + amount
-            rows.append(row)
-            targets.append(timed.seconds)
-            weights.append(1 / math.sqrt(timed.seconds * point.seconds))
-    places = sorted({place for row in rows for place in row})
-    least = [1 / FASTEST if place[0] in ("product", POINTWISE) and place[2] == "flops" else 0.0 for place in places]
-    found = nonnegative([[row.get(place, 0.0) for place in places] for row in rows], targets, weights, least)
-    model = NodeTimes(dict(zip(places, map(float, found), strict=True)), 1.0, 0.0, 0.0)
+            main = max(timed.nodes, key=lambda each: (each.flops, each.bytes))
+            amounts = [_amounts(each, point.roof, far) for each in timed.nodes]
+            ideal = [sum(each[what] for each in amounts) for what in AMOUNTS]
+            row = main, ideal, timed.seconds, 1 / math.sqrt(timed.seconds * point.seconds)
+            groups.setdefault((main.family, main.direction), []).append(row)
+    constants: dict[Place, float] = {}
+    like = {}
+    for place, own in groups.items():
+        _, ideals, took, weights = zip(*own, strict=True)
+        held = ALIKE * math.sqrt(sum((seconds * weight) ** 2 for _, _, seconds, weight in own))
+        found = nonnegative([*ideals, (1.0, -1.0, 0.0)], [*took, 0.0], [*weights, held])
+        constants |= {(*place, what): float(each) for what, each in zip(AMOUNTS, found, strict=True)}
+        like[place] = _like([(main, float(found @ ideal), seconds) for main, ideal, seconds, _ in own])
+    model = NodeTimes(constants, 1.0, 0.0, 0.0, like=like)
     steps = [
         (nodes_s, float(len(each.nodes)), each.updating, 1.0)
         for each in points
         for nodes_s in (model.nodes_s(each.nodes, each.roof), sum(timed.seconds for timed in each.timed))
     ]
-    own = [each.seconds for each in points for _ in range(2)]
+    own_s = [each.seconds for each in points for _ in range(2)]
     scale, gap, update, fixed = map(
         float,
-        nonnegative([*steps, (1.0, 0.0, 0.0, 0.0)], [*own, 1.0], [*(1 / each for each in own), NEAR_ONE]),
+        nonnegative([*steps, (1.0, 0.0, 0.0, 0.0)], [*own_s, 1.0], [*(1 / each for each in own_s), NEAR_ONE]),
     )
     seen = frozenset(node.op_type for each in points for timed in each.timed for node in timed.nodes)
-    return NodeTimes(model.constants, scale, update, fixed, seen=seen, gap_s=gap)
+    return NodeTimes(constants, scale, update, fixed, seen=seen, gap_s=gap, like=like)
+
+
+def _like(rows: Sequence[tuple[NodeWork, float, float]]) -> LikeNodes:
+    """Return nodes with the seconds that their class's constants give, and those that they took."""
+    kept = [(node, given, took) for node, given, took in rows if given > 0]
+    return LikeNodes(
+        np.array([_shape_of(node) for node, *_ in kept]).reshape(-1, 4),
+        np.array([math.log(took / given) for _, given, took in kept]),
+        np.array([node.op_type for node, *_ in kept]),
+    )
 
 
 def fit_steps(points: Sequence[MeasuredStep]) -> NodeTimes:
@@ -306,7 +384,7 @@ def fit_steps(points: Sequence[MeasuredStep]) -> NodeTimes:
         found = dict.fromkeys(names, 0.0)
         for node in point.nodes:
             name, what = _coarse(node)
-            found[name] += _amounts(node, point.roof, point.roof.levels[-1])[node.family, node.direction, what]
+            found[name] += _amounts(node, point.roof, point.roof.levels[-1])[what]
         return [*(found[name] for name in names), float(len(point.nodes))]
 
     seconds = [max(each.seconds - each.updating, each.seconds / 2) for each in points]
