@@ -55,6 +55,10 @@ class Tolerance:
     repeats : float
         Accepted difference between two runs of the same computation, in outputs, gradients and
         parameters. 0 means equal to the last bit; a framework that is not deterministic has more.
+    roundings : float
+        How many times the usual noise on the weights stands for all roundings of a pass. It is
+        taken only for single gradients that the usual noise does not explain. More than 1 needs a
+        reason, such as an inexact mean of many values.
     """
 
     outputs: float
@@ -62,6 +66,7 @@ class Tolerance:
     trajectory: float
     reason: str
     repeats: float = 0.0
+    roundings: float = 1.0
 
 
 USUAL = {
@@ -77,6 +82,9 @@ adapter."""
 WIDER = 4
 """Times the usual tolerance that an adapter may declare; more counts as so much."""
 
+MOST_ROUNDINGS = 16.0
+"""The largest `Tolerance.roundings` that count; more count as so many."""
+
 
 def capped(declared: Tolerance, precision: str, *, trains: bool = True) -> tuple[Tolerance, str]:
     """Return tolerances that are at most `WIDER` times the usual ones, and a remark.
@@ -84,6 +92,7 @@ def capped(declared: Tolerance, precision: str, *, trains: bool = True) -> tuple
     The remark says which are wider than the usual ones; it is empty if none is. Without ``trains``
     only that of outputs counts.
     """
+    declared = replace(declared, roundings=min(declared.roundings, MOST_ROUNDINGS))
     usual = dict(zip(("outputs", "gradients", "trajectory")[: 3 if trains else 1], USUAL[precision], strict=False))
     wide = {name: value for name, value in usual.items() if getattr(declared, name) > value * (1 + 1e-9)}
     if not wide:
@@ -93,13 +102,18 @@ def capped(declared: Tolerance, precision: str, *, trains: bool = True) -> tuple
     return replace(declared, **kept), f"its tolerances in {precision} are wider than other backends': {text}"
 
 
-def usual_tolerances(*, fp16_trajectory: float = 0.1, **reasons: str) -> dict[str, Tolerance]:
+def usual_tolerances(
+    *, fp16_trajectory: float = 0.1, fp32_roundings: float = 1.0, **reasons: str
+) -> dict[str, Tolerance]:
     """Return the tolerances that d5suite's own adapters share, each with the adapter's reason.
 
     They are `USUAL`. The reasons have each adapter's own figures.
     """
     figures = USUAL | {"fp16": (*USUAL["fp16"][:2], fp16_trajectory)}
-    return {precision: Tolerance(*figures[precision], reason) for precision, reason in reasons.items()}
+    return {
+        precision: Tolerance(*figures[precision], reason, roundings=fp32_roundings if precision == "fp32" else 1.0)
+        for precision, reason in reasons.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from d5suite.errors import ConfigurationError, JobError, ValidationError
 from d5suite.levels import network as level1
 from d5suite.levels import training as level2
 from d5suite.levels.contract import ContractError
-from d5suite.levels.description import USUAL, WIDER, Tolerance, capped
+from d5suite.levels.description import MOST_ROUNDINGS, USUAL, WIDER, Tolerance, capped
 from d5suite.network import Network
 from d5suite.network.builder import Builder
 from d5suite.optimizers.settings import SGD, Optimizer, optimizer_from_dict
@@ -27,7 +27,7 @@ from d5suite.validate.network.gradient import check_gradient, check_gradient_flo
 from d5suite.validate.network.gradient_references import GradientReference, sampled
 from d5suite.validate.network.inference import check_inference, outputs_tolerance
 from d5suite.validate.network.oracle import NetworkOracle, inference, inferences
-from d5suite.validate.network.sensitivity import gradient_errors
+from d5suite.validate.network.sensitivity import Sensitivity, check_each_gradient, differentiate, gradient_errors
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.formulas import update
 from d5suite.validate.training.trajectory import check_trajectory, load_runs, save_runs, train, train_by_formula
@@ -229,6 +229,19 @@ def test_a_wrong_tensor_is_named_in_the_timed_precision(batch: tuple[np.ndarray,
     wrong = HandExecutor(fault=_scale("fc.bias", 1.001), precision="fp32")
     with pytest.raises(ValidationError, match=r"first tensor that disagrees: fc\.bias \(0\.001\)"):
         Validation().require(check_gradient(wrong, HandExecutor(), *batch, SINGLE))
+
+
+@pytest.mark.parametrize(("factor", "roundings", "passes"), [(1.001, 1, False), (1.001, 1e4, True), (1.5, 1e4, False)])
+def test_larger_roundings_count_only_where_they_are_declared(
+    factor: float, roundings: float, passes: bool, batch: tuple[np.ndarray, np.ndarray]
+) -> None:
+    executor, proved = HandExecutor(fault=_scale("fc.bias", factor), precision="fp32"), HandExecutor()
+    fed = {"image": batch[0], "label": batch[1]}
+    exact = differentiate(proved, proved.feed(fed))
+    usual = Sensitivity.measure(proved, fed, exact, "fp32")
+    answers = differentiate(executor, fed), exact
+    found = check_each_gradient("each", executor, proved, (fed, fed), answers, usual, roundings)
+    assert found.passed is passes and ("roundings 10000 times" in found.name) is (roundings > 1)
 
 
 @pytest.mark.parametrize(
@@ -488,4 +501,5 @@ def test_a_wide_tolerance_is_cut_and_told() -> None:
     assert (kept.outputs, kept.gradients) == (WIDER * 0.2, 2)
     assert told == "its tolerances in bf16 are wider than other backends': outputs 0.8 where others are held to 0.2"
     assert capped(Tolerance(0.2, 2, 0.1, "as others"), "bf16")[1] == ""
+    assert capped(Tolerance(5e-5, 4, 1e-2, "sums", roundings=99), "fp32")[0].roundings == MOST_ROUNDINGS
     assert capped(Tolerance(5e-5, 9, 9, "it does not train"), "fp32", trains=False)[1] == ""

@@ -308,7 +308,10 @@ def check_gradient(
     checks += [Check(f"loss {against}", relative_l2(answer[loss], expected[loss]), close, loss), whole]
     if precision == "fp32" and limit > FINE and whole.passed:
         name = f"each gradient against its own sensitivity {against}"
-        checks.append(check_each_gradient(name, executor, proved, (fed, few), (answer, expected), sensitivity))
+        own = check_each_gradient(
+            name, executor, proved, (fed, few), (answer, expected), sensitivity, tolerance.roundings
+        )
+        checks.append(own)
     return checks
 
 
