@@ -138,7 +138,9 @@ def test_inductors_kernels_carry_the_names_of_their_nodes(tmp_path: Path) -> Non
     take("torch:compile", tmp_path, KINDS[1:2])
 
 
-@pytest.mark.parametrize("name", ["keras:tensorflow", "keras:jax", "keras:torch"])
+@pytest.mark.parametrize(
+    "name", ["keras:torch", *(pytest.param(f"keras:{name}", marks=pytest.mark.slow) for name in ("tensorflow", "jax"))]
+)
 def test_every_node_has_its_time_on_each_of_keras_backends(name: str, tmp_path: Path) -> None:
     if problem := discover()[0]["keras"].problem(name.split(":")[1]):
         pytest.skip(problem)

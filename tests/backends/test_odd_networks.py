@@ -22,7 +22,10 @@ from d5suite.instruments.threads import thread_environment
 from d5suite.network import Network
 from tests.conftest import end_with_tests, plugin_environment
 
-EVERY = ("torch", "tensorflow", "keras", "mxnet", "jax", "deep500", "onnxruntime")
+EVERY = (
+    *("torch", "mxnet", "deep500", "onnxruntime"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("tensorflow", "keras", "jax")),
+)
 
 LACKING: Mapping[str, set[str]] = {
     "mxnet": {"a product of int64", "a product of int32", "a scatter of Booleans"},

@@ -163,7 +163,7 @@ PARAMETERS: dict[str, dict[str, tuple[int, ...]]] = {  # of torchvision's state_
 }
 
 
-LARGEST = ("vgg16", "vgg19", "resnext101_32x8d")
+LARGEST = ("vgg16", "vgg19", "resnext101_32x8d", "resnet152", "resnet152_v1", "resnet101", "resnet101_v1")
 """Networks that take seconds to write; others of their families do not."""
 
 

@@ -8,7 +8,7 @@ from benchmarks.bench_history import NOISES, judged, night, noise, waited
 
 
 @pytest.mark.parametrize("kind", NOISES)
-@pytest.mark.parametrize(("earlier", "nights"), [(10, 60), (30, 12)])
+@pytest.mark.parametrize(("earlier", "nights"), [pytest.param(10, 60, marks=pytest.mark.slow), (30, 12)])
 def test_nights_without_a_change_raise_no_alarm(kind: str, earlier: int, nights: int) -> None:
     """By Student's t alone, half of the nights with wild runs would."""
     assert [night(kind, earlier, seed) for seed in range(nights)].count("slower") == 0

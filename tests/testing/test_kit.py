@@ -40,6 +40,12 @@ BUILT_IN = ("keras", "jax", "tensorflow", "torch", "mxnet", "deep500")
 """The slowest first: two kits run at a time, and nothing else beside the last one."""
 QUICK = ("-m", "not slow")
 """Options of the kit's short form; the full form takes none."""
+SHORT = ("torch", "mxnet", "deep500")
+"""The adapters that take the short form, the quickest; all take the full one in `make test-all`."""
+FORMS = [
+    *(pytest.param(name, (), id=f"{name}-full", marks=pytest.mark.slow) for name in BUILT_IN),
+    *(pytest.param(name, QUICK, id=f"{name}-quick", marks=pytest.mark.quick) for name in SHORT),
+]
 
 Kits = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -63,11 +69,7 @@ def kits(request: pytest.FixtureRequest) -> Iterator[Kits]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    "form",
-    [pytest.param(QUICK, id="quick", marks=pytest.mark.quick), pytest.param((), id="full", marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize(("name", "form"), FORMS)
 def test_a_built_in_adapter_conforms(kits: Kits, name: str, form: tuple[str, ...], attempt: int) -> None:
     problem = discover()[0][name].problem()
     if problem:

@@ -240,7 +240,7 @@ def test_what_is_tuned_follows_the_goal() -> None:
 def test_layer_times_become_parts_of_a_step() -> None:
     graph = {"a": {"op_type": "Conv", "flops": 10, "bytes": 2}, "b": {"op_type": "Relu", "flops": 1, "bytes": 2}}
     seconds = {"a": 0.6, "b": 0.2}
-    times = [{"nodes": [name], "direction": "forward", "seconds": each} for name, each in seconds.items()]
+    times = [{"nodes": [name], "direction": "forward", "seconds": each, "calls": 1.0} for name, each in seconds.items()]
     found = layers_of({"layers": {"times": times, "graph": graph, "other": {"optimizer": 0.2}}})
     assert found.shares == pytest.approx({"Conv": 0.6, "Relu": 0.2, "update": 0.2})
     assert [each.flops for each in found.works] == [10, 1]

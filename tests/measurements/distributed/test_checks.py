@@ -171,6 +171,7 @@ def failed(small_onnx: Path, imagenet_tree: Path) -> Iterator[Failed]:
                 return lying(lie, replica, communicator, make(replica, **more))
 
             step.make_scheme = make_scheme  # type: ignore[method-assign]
+            step.begin()
             step.time(SETTINGS)
             found[lie] = [check.finding for check in measurement.check_timed(workload, step) if not check.passed]
             communicator.__class__ = kind

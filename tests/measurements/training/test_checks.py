@@ -81,6 +81,7 @@ def test_a_loader_that_repeats_a_batch_is_no_result(
     data = workload(stale)
     step = measurement().prepare(data)
     with step:
+        step.begin()
         step.time(SETTINGS)
     caught = (InputPipeline, CostOfLoading) if stale == "neutral" else (NativeInputPipeline, CostOfLoading)
     if stale and measurement in caught:
