@@ -142,10 +142,15 @@ class TurnWorker(Supervisor):
     def rest(self) -> None:
         """Wait until none of the worker's threads runs; stop them after `REST_S` seconds.
 
-        Threads may spin for as long as the process lives, as with ``OMP_WAIT_POLICY=active``.
+        Threads may spin for as long as the process lives, as with ``OMP_WAIT_POLICY=active``. Two
+        checks in a row must find none: a thread that gives its lock to another one may be looked at
+        before the change, and the other one after it.
         """
-        end = time.monotonic() + REST_S
-        while is_running(self.processes[0].pid):
+        end, asleep = time.monotonic() + REST_S, 0
+        while True:
+            asleep = 0 if is_running(self.processes[0].pid) else asleep + 1
+            if asleep == 2:
+                return
             if time.monotonic() > end:
                 self._signal(signal.SIGSTOP)
                 self._is_stopped = True
