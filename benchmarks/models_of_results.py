@@ -63,10 +63,12 @@ def commands(folder: Path, backends: str, batches: str, networks: Sequence[str])
         "--algorithm", "native,ring,recursive_doubling", "--ranks", "2", "--benchmark-max-time", "0.1",
         "--benchmark-json", str(folder / "collectives.json"),
     ]  # fmt: skip
-    yield [
-        *pytest, "recipes/test_digits_lenet.py", files[-2], "-k", "distributed_step", "--ranks", "1,2",
-        "--scheme", "all_reduce", *one, *chosen, "--benchmark-json", str(folder / "ranks.json"),
-    ]  # fmt: skip
+    for ranks in ("1", "2"):  # a thread each
+        yield [
+            *pytest, "recipes/test_digits_lenet.py", files[-2], "-k", "distributed_step", "--ranks", ranks,
+            "--scheme", "all_reduce", "--threads", ranks, *chosen,
+            "--benchmark-json", str(folder / f"ranks{ranks}.json"),
+        ]  # fmt: skip
     yield [
         *pytest, files[0], files[1], "-k", "training_step or input_pipeline or step_breakdown", *one, *chosen,
         "--loader-workers", "1", "--benchmark-json", str(folder / "loading.json"),
@@ -300,7 +302,8 @@ def rank_lines(records: Records) -> Iterator[Line]:
 
 def _place(record: Mapping[str, Any]) -> tuple[Any, ...]:
     backend = record["backend"]
-    return record["recipe"], backend["name"], backend["mode"], record.get("batch_size"), record["threads"]
+    threads = record["threads"] // record.get("ranks", 1)
+    return record["recipe"], backend["name"], backend["mode"], record.get("batch_size"), threads
 
 
 def loading_lines(records: Records) -> Iterator[Line]:
