@@ -48,7 +48,7 @@ BACKEND = Backend(
         fp64="rounding: seen 1e-15 in outputs and losses on ResNet-50, 64 px",
         fp32="rounding: seen 3.9e-7 in outputs on ResNet-50 and 5e-6 on the light networks, 1.2e-2 in gradients "
         "and 1.0e-4 in losses on ResNet-50, where a rounding flipped a ReLU. The mean of many values in "
-        "BatchNormalization is inexact (docs/findings.md): on MobileNet v2, 64 px, one thread, it takes noise of 256 "
+        "BatchNormalization is inexact (docs/findings.md): on MobileNet v2, 64 px, one thread, it takes noise of 512 "
         "roundoffs to move each gradient as far, where 32 do for others",
         fp32_roundings=16,
         bf16="8 significant bits: seen 5e-3 in outputs; gradients and losses on ResNet-50 are estimates",
