@@ -43,7 +43,8 @@ def _problem(name: str) -> str | None:
     problem = discover()[0][name].problem()
     if problem:
         return problem
-    if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))):  # asking a framework takes seconds
+    devices = map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
+    if not any(devices) and shutil.which("nvidia-smi") is None:  # asking a framework takes seconds
         return "there is no GPU's driver"
     code = (
         f"from d5suite.backends import backend\nprint(backend({name!r}).load('runtime').device_problem('cuda') or '')"

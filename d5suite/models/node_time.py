@@ -1,11 +1,11 @@
 """Seconds of a step from its nodes: ceilings, how far a backend stays below them, and like nodes.
 
-A node of class c takes (flops / P + bytes / B) / e + o: P is the ceiling of arithmetic, B that of
-the smallest level that holds its bytes, e an efficiency, and o the time of a call. Kernels differ
-by shape within a class, so this is corrected by measured nodes of like shape: by the geometric mean
-of what they took beside it, the nearer ones counting more, and by little where none is near. It is
-kriging with a trend, but for weights that are set and not fitted (Matheron, "Principles of
-geostatistics", 1963; Nadaraya, "On estimating regression", 1964).
+A node of class c takes flops / (e_f P) + bytes / (e_b B) + o: P is the ceiling of arithmetic, B
+that of the smallest level that holds its bytes, e an efficiency, and o the time of a call. Kernels
+differ by shape within a class, so measured nodes of like shape correct this: it is multiplied by
+the geometric mean of their measured time over this formula. Nearer nodes count more. Without near
+nodes the formula stays as it is (kernel regression on residuals: Nadaraya, "On estimating
+regression", 1964).
 
 Weights and their gradients come from the level that holds all of them: a step has pushed them out
 of nearer ones. Convolutions are of three classes, because their kernels differ: 1 × 1 ones are
@@ -70,8 +70,8 @@ TREND = 0.03
 """Weight of the class's own efficiency, beside 1 of a measured node of the same shape."""
 
 ALIKE = 0.05
-"""How strongly a class is held to be as far below both ceilings: a difference of one time the
-ceiling's seconds is as bad as this part of error of all its nodes."""
+"""How strongly the two efficiencies of a class are held alike. If their inverses differ by 1, that
+counts as much as this relative error of all its nodes."""
 
 NEAR_ONE = 0.02
 """How strongly a step is held to be as long as its nodes: error of a step that is as bad as being
@@ -97,7 +97,7 @@ class NodeWork(NamedTuple):
     sums : float
         Values that products write.
     places : int
-        Of an image that a convolution writes.
+        Height times width of the image that a convolution writes.
     """
 
     op_type: str

@@ -91,8 +91,10 @@ class BreakdownStep(TrainerStep):
         yield Phase(executor, "synchronize", "wait for the device")
         yield Phase(self._loader, "watch", "load images", "loader")
 
-    def time(self, settings: SamplingSettings) -> Samples:
+    def begin(self) -> None:
         self.reset()
+
+    def time(self, settings: SamplingSettings) -> Samples:
         for kind in (*self.compute, *self.compute):
             self._round(kind)
         end = now() + len(self.compute) * settings.max_time_s
