@@ -24,7 +24,7 @@ help:
 	@echo "make bench      measure the recipes on the CPU frameworks (about 5 minutes on 2 cores); $(RESULT)"
 	@echo "make study      run the study of frameworks and write its report (up to 3 hours; go on: again)"
 	@echo "make horovod    build Horovod for the frameworks (12 minutes on 2 cores, once on a machine)"
-	@echo "make test       test every behaviour and every adapter, on fewer cases (24 minutes on 2 cores)"
+	@echo "make test       test what most users do, on few cases (12 minutes on 2 cores)"
 	@echo "make test-all   run every test, those of make test among them (55 minutes)"
 	@echo "make lint       check style and types"
 	@echo "make docs       build the documentation as a site (a minute; build/docs/index.html)"

@@ -214,6 +214,7 @@ def test_a_file_without_results_is_one_clear_error(tmp_path: Path, content: str)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_reference_results_fit_the_schema_and_are_shown() -> None:
     folder = Path(__file__).parents[1] / "results"
     schema = json.loads((folder / "schema.json").read_text())

@@ -36,6 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(made_once(tmp_path_factory, "site", lambda: str(build())))
 
 
+@pytest.mark.slow
 def test_commands_options_keys_and_modules_are_there(site: Path) -> None:
     commands = (site / "reference/commands.html").read_text()
     for command in COMMANDS:
@@ -47,6 +48,7 @@ def test_commands_options_keys_and_modules_are_there(site: Path) -> None:
     assert 'id="d5suite.cases.recipe.Recipe"' in recipe
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 def test_files_are_enough_to_search_and_nothing_is_fetched(site: Path) -> None:
     fetched: list[str] = []

@@ -118,8 +118,8 @@ print(json.dumps({
 """
 
 
-SLOW = {BACKEND.default_mode: pytest.mark.slow}
-"""The kit proves it in full."""
+SLOW = dict.fromkeys((BACKEND.default_mode, "jax"), pytest.mark.slow)
+"""The kit proves the default in full."""
 
 
 @pytest.mark.parametrize("mode", [pytest.param(mode, marks=SLOW.get(mode, ())) for mode in BACKEND.modes])

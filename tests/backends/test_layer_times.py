@@ -133,14 +133,8 @@ def test_every_node_has_its_time(name: str, tmp_path: Path) -> None:
     take(name, tmp_path)
 
 
-@pytest.mark.quick
-def test_inductors_kernels_carry_the_names_of_their_nodes(tmp_path: Path) -> None:
-    take("torch:compile", tmp_path, KINDS[1:2])
-
-
-@pytest.mark.parametrize(
-    "name", ["keras:torch", *(pytest.param(f"keras:{name}", marks=pytest.mark.slow) for name in ("tensorflow", "jax"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["keras:torch", "keras:tensorflow", "keras:jax"])
 def test_every_node_has_its_time_on_each_of_keras_backends(name: str, tmp_path: Path) -> None:
     if problem := discover()[0]["keras"].problem(name.split(":")[1]):
         pytest.skip(problem)

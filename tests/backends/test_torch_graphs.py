@@ -32,6 +32,9 @@ MISTAKES = {
     "one_size": ("test_output_equals_the_reference_at_any_batch_size", "executor"),
 }
 
+REPEATED = ("unfed", "one_size")
+"""Mistakes whose clauses also catch a quicker mistake."""
+
 
 def _has_gpu() -> bool:
     import torch
@@ -48,13 +51,16 @@ def kit(mode: str, *options: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_replayed_answers_conform() -> None:
     done = kit("right", "-m", "not slow")
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize("mode", MISTAKES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(each, marks=pytest.mark.slow if each in REPEATED else ()) for each in MISTAKES]
+)
 def test_a_mistake_with_graphs_is_caught(mode: str) -> None:
     case, clause = MISTAKES[mode]
     done = kit(mode, "-k", case)

@@ -146,6 +146,7 @@ def test_rows_that_a_backend_cannot_make_say_why() -> None:
     assert by_name["r-folder"].why_unsupported(backends["deep500"], find("input_pipeline"), Settings()) is None
 
 
+@pytest.mark.slow
 def test_the_frameworks_loader_is_measured_from_its_own_format(stores: Path, small_onnx: Path, tmp_path: Path) -> None:
     if problem := LOADERS["mxnet"].problem():
         pytest.skip(problem)

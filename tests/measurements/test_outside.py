@@ -98,6 +98,7 @@ def test_one_file_brings_a_measurement(tmp_path: Path) -> None:
     assert found == {"fetched/inference torch": [], "fetched/fetch torch": ["p99 ms"]}
 
 
+@pytest.mark.slow
 @needs_torch
 def test_it_adds_what_needs_all_results_of_a_run(tmp_path: Path) -> None:
     derive = """

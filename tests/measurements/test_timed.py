@@ -124,6 +124,23 @@ OPERATOR_FAULTS: dict[str, dict[str, str]] = {
 }
 
 
+REPEATED: dict[str, tuple[str, ...]] = {
+    "network": (
+        "replay3", "replay20", "recognizes", "captures", "alternates", "promises20", "late_rate",
+    ),
+    "accuracy": ("replay8", "half", "stops"),
+    "breakdown": ("replay8", "cached", "half", "hasty"),
+    "operator": ("replay3", "replay20", "half", "promises20", "looks_up", "recognizes"),
+}  # fmt: skip
+"""Modes whose kind of mistake others stand for in a short run of the tests."""
+
+
+def modes(kind: str, faults: Mapping[str, Any]) -> list[Any]:
+    """Return the modes as parameters; those of `REPEATED` are slow."""
+    repeated = REPEATED.get(kind, ())
+    return [pytest.param(mode, marks=[pytest.mark.slow] * (mode in repeated)) for mode in faults]
+
+
 def dropping_network() -> onnx.ModelProto:
     """A network with Dropout, without label and loss."""
     b = Builder("dropping", seed=0, image_size=32)
@@ -149,15 +166,21 @@ def job(mode: str, case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagenet_tree: Path) -> dict[str, Any]:
-    """The worker's results by kind and mode."""
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagenet_tree: Path
+) -> dict[str, Any]:
+    """The worker's results by kind and mode; those of slow tests only if any of these is to run."""
+    chosen = [each for each in request.session.items if isinstance(each, pytest.Function)]
+    every = any(each.module is request.module and each.get_closest_marker("slow") for each in chosen)
     results: dict[str, Any] = made_once(
-        tmp_path_factory, "timed", lambda: _results(tmp_path_factory, small_onnx, imagenet_tree)
+        tmp_path_factory, "timed", lambda: _results(tmp_path_factory, small_onnx, imagenet_tree, every=every)
     )
     return results
 
 
-def _results(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagenet_tree: Path) -> dict[str, Any]:
+def _results(
+    tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagenet_tree: Path, *, every: bool
+) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("jobs")
     network: dict[str, Any] = {
         "kind": "network",
@@ -194,10 +217,17 @@ def _results(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagene
     jobs |= {f"breakdown-{mode}": job(mode, parts) for mode in BREAKDOWN_FAULTS}
     jobs |= {mode: job(mode, network) for mode in ("unwaited", *STATISTICS)}
     jobs["network-replay3"]["cases"][0]["measurements"] = NETWORK[:2]  # its training fails before it is timed
+    if not every:
+        jobs = {name: each for name, each in jobs.items() if not _is_repeated(name)}
     for name, content in jobs.items():
         (folder / f"{name}.job.json").write_text(json.dumps(content))
     run_several([["d5suite.worker", str(folder / f"{name}.job.json")] for name in jobs], folder)
     return {name: json.loads((folder / f"{name}.result.json").read_text()) for name in jobs}
+
+
+def _is_repeated(name: str) -> bool:
+    kind, _, mode = name.partition("-")
+    return mode in REPEATED.get(kind, ())
 
 
 def require(result: Any, case: str, wrong: Mapping[str, str], measurements: list[str]) -> None:
@@ -213,7 +243,7 @@ def require(result: Any, case: str, wrong: Mapping[str, str], measurements: list
         assert message in failure["message"] and counted, failure
 
 
-@pytest.mark.parametrize("mode", NETWORK_FAULTS)
+@pytest.mark.parametrize("mode", modes("network", NETWORK_FAULTS))
 def test_a_network_that_goes_wrong_while_timed_is_no_result(found: dict[str, Any], mode: str) -> None:
     require(found[f"network-{mode}"], "small", NETWORK_FAULTS[mode], NETWORK[:2] if mode == "replay3" else NETWORK)
 
@@ -247,17 +277,17 @@ def test_weight_decay_that_leaves_out_vectors_is_no_result(found: dict[str, Any]
     require(found[f"decay-{mode}"], "small", DECAY_FAULTS[mode], ["training_step"])
 
 
-@pytest.mark.parametrize("mode", ACCURACY_FAULTS)
+@pytest.mark.parametrize("mode", modes("accuracy", ACCURACY_FAULTS))
 def test_a_training_that_goes_wrong_on_its_way_has_no_time_to_accuracy(found: dict[str, Any], mode: str) -> None:
     require(found[f"accuracy-{mode}"], "small", ACCURACY_FAULTS[mode], [ACCURACY])
 
 
-@pytest.mark.parametrize("mode", BREAKDOWN_FAULTS)
+@pytest.mark.parametrize("mode", modes("breakdown", BREAKDOWN_FAULTS))
 def test_a_part_of_a_step_that_goes_wrong_while_timed_is_no_result(found: dict[str, Any], mode: str) -> None:
     require(found[f"breakdown-{mode}"], "small", BREAKDOWN_FAULTS[mode], [BREAKDOWN])
 
 
-@pytest.mark.parametrize("mode", OPERATOR_FAULTS)
+@pytest.mark.parametrize("mode", modes("operator", OPERATOR_FAULTS))
 def test_an_operator_that_goes_wrong_while_timed_is_no_result(found: dict[str, Any], mode: str) -> None:
     require(found[f"operator-{mode}"], "softmax", OPERATOR_FAULTS[mode], OPERATOR)
 

@@ -52,12 +52,27 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "test_small.py").write_text(RECIPE)
         common = ("pytest", "-p", "no:cacheprovider", "-q", "test_small.py", "--jobs", "jobs", "--passes", "layers")
         _run(folder, *common, "--backend", ",".join(BACKENDS), "-k", "inference", "--benchmark-json", "inference.json")
-        _run(folder, *common, "--backend", "torch", "-k", "training_step", "--benchmark-json", "training.json")
         return str(folder)
 
     return Path(made_once(tmp_path_factory, "layers", made))
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``training.json``: a training step on PyTorch."""
+
+    def made() -> str:
+        folder = tmp_path_factory.mktemp("trained")
+        (folder / "pytest.ini").write_text("[pytest]\n")
+        (folder / "test_small.py").write_text(RECIPE)
+        _run(folder, "pytest", "-p", "no:cacheprovider", "-q", "test_small.py", "--jobs", "jobs", "--passes", "layers",
+             "--backend", "torch", "-k", "training_step", "--benchmark-json", "training.json")  # fmt: skip
+        return str(folder)
+
+    return Path(made_once(tmp_path_factory, "trained", made))
+
+
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_slow_layer_is_at_the_top_on_its_backend_only(result: Path) -> None:
     (found,) = comparisons(load_results(result / "inference.json"))
@@ -72,6 +87,7 @@ def test_a_slow_layer_is_at_the_top_on_its_backend_only(result: Path) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_fused_nodes_have_one_row(result: Path) -> None:
     (found,) = comparisons(load_results(result / "inference.json"))
     fused = [each["nodes"] for each in found.parts["onnxruntime"]["times"] if len(each["nodes"]) > 1]
@@ -82,6 +98,7 @@ def test_fused_nodes_have_one_row(result: Path) -> None:
         assert rows[tuple(nodes)].seconds["torch"] == pytest.approx(sum(each["seconds"] for each in own))
 
 
+@pytest.mark.slow
 def test_what_a_profile_says_wrongly_is_missing(result: Path) -> None:
     (found,) = comparisons(load_results(result / "inference.json"))
     why = "breaks clause 'profile.nodes' of the contract: the network has no node 'conv_of_another_network'"
@@ -197,8 +214,8 @@ def test_nothing_is_labelled_unless_a_profile_is_taken() -> None:
     assert not [event for event in recorded.events() if event.name.startswith("d5suite")]
 
 
-def test_a_training_step_has_both_directions_and_the_optimizer(result: Path) -> None:
-    (found,) = comparisons(load_results(result / "training.json"))
+def test_a_training_step_has_both_directions_and_the_optimizer(trained: Path) -> None:
+    (found,) = comparisons(load_results(trained / "training.json"))
     for part in found.parts.values():
         assert part["other"]["optimizer"] > 0
         assert 0.3 < part["coverage"] <= 1.05
@@ -213,21 +230,21 @@ def test_a_training_step_has_both_directions_and_the_optimizer(result: Path) -> 
         assert conv.kernels["torch"]
 
 
-def test_rows_are_written_and_shown_on_the_page(result: Path) -> None:
-    _run(result, "d5suite.cli", "layers", "training.json", "--csv", "rows.csv", "--json", "rows.json")
-    rows: list[Any] = json.loads((result / "rows.json").read_text())[0]["rows"]
-    lines = (result / "rows.csv").read_text().splitlines()
+def test_rows_are_written_and_shown_on_the_page(trained: Path) -> None:
+    _run(trained, "d5suite.cli", "layers", "training.json", "--csv", "rows.csv", "--json", "rows.json")
+    rows: list[Any] = json.loads((trained / "rows.json").read_text())[0]["rows"]
+    lines = (trained / "rows.csv").read_text().splitlines()
     assert len(lines) == 1 + sum(len(row["seconds"]) for row in rows)
     assert lines[0].startswith(
         "case,measurement,nodes,operator,stage,direction,backend,seconds,least_seconds,most_seconds,"
     )
-    _run(result, "d5suite.cli", "report", "training.json", "-o", "page.html")
-    page = (result / "page.html").read_text()
+    _run(trained, "d5suite.cli", "report", "training.json", "-o", "page.html")
+    page = (trained / "page.html").read_text()
     assert 'id="layers"' in page and "Conv, backward" in page
 
 
-def test_a_result_without_layer_times_is_refused(result: Path, tmp_path: Path) -> None:
-    content = json.loads((result / "training.json").read_text())
+def test_a_result_without_layer_times_is_refused(trained: Path, tmp_path: Path) -> None:
+    content = json.loads((trained / "training.json").read_text())
     for each in content["benchmarks"]:
         del each["extra_info"]["d5suite"]["layers"]
         del each["extra_info"]["d5suite"]["passes"]

@@ -134,6 +134,7 @@ def _replays(archive: Path, folder: Path) -> None:
     assert tree["step_s"] == pytest.approx(more["step_s"], rel=0.1) and more["ranks"] == 2 * found["ranks"]
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.skipif(problem("gloo") is not None, reason="Gloo is not installed")
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -167,6 +168,7 @@ def test_a_rank_that_sleeps_before_a_collective_is_found(
         assert rank.computing + rank.waiting + rank.communicating + rank.outside == trace.end - trace.begin
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.skipif(problem("gloo") is not None, reason="Gloo is not installed")
 def test_events_of_a_killed_rank_survive_in_an_archive_that_says_so(

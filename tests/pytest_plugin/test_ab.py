@@ -381,6 +381,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 EXTRA_VALUE = "import extra_side, numpy, d5suite; print(extra_side.VALUE, d5suite.__file__)"
 
 
+@pytest.mark.slow
 def test_what_pip_installs_lies_over_this_environment(offline: Path) -> None:
     """The same path with other content is another environment; the same content is taken again."""
     wheel = write_wheel(offline)
@@ -429,6 +430,7 @@ def commit_all(repository: Path, message: str) -> str:
     return git(repository, "rev-parse", "HEAD")
 
 
+@pytest.mark.slow
 def test_a_branch_is_installed_as_it_is_now_and_a_folder_always(offline: Path) -> None:
     folder = offline / "project"
     found: dict[str, list[str | None]] = {}
@@ -459,6 +461,7 @@ def bisected(repository: Path, *options: str, recipes: str = "recipes") -> argpa
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_revisions_of_a_backend_are_installed_one_after_another(
     offline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -523,6 +526,7 @@ def test_the_revision_of_a_backend_that_made_it_slower_is_found(
     assert said[-2].startswith("two/inference faulty takes ") and said[-1].endswith(" slower")
 
 
+@pytest.mark.slow
 def test_pip_leaves_the_versions_of_this_environment_alone(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what goes with the installed package alone, here its companion, may change."""
     here = offline / "here"

@@ -100,6 +100,7 @@ def test_an_interrupt_saves_what_the_worker_has_finished_and_leaves_no_process(
     assert (_folder(output) / "small-faulty-hangs.result.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignored", [False, True], ids=["hangs up", "nohup"])
 def test_a_terminal_that_is_closed_loses_no_result(
     pipeline_first: Path, imagenet_tree: Path, tmp_path: Path, ignored: bool
@@ -159,6 +160,7 @@ def test_an_interrupt_ends_workers_that_take_turns(
     assert not [*tmp_path.glob(".*.part"), *tmp_path.glob(".*.old")]
 
 
+@pytest.mark.slow
 def test_the_first_failure_ends_the_run_and_saves_what_else_its_job_has_finished(
     run_pytest: Run, recipe_folder: Path, tmp_path: Path
 ) -> None:
@@ -223,6 +225,7 @@ def test_results_are_put_in_place_together_or_not_at_all(tmp_path: Path, monkeyp
     assert found == (dict.fromkeys(["a.h5", "a.json"], FILLED) if kind == "old results" else {})
 
 
+@pytest.mark.slow
 def test_results_have_files_of_their_own_behind_links_too(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
     """The runs are named ``run-0.1`` and ``run-0.2``."""
     kept = tmp_path / "kept"
@@ -248,6 +251,7 @@ def test_a_run_that_measures_nothing_says_so_and_fails(run_pytest: Run, recipe_f
         assert run_pytest(str(recipe_folder), "-k", "absent", *asked).returncode == 0
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_by_name_is_not_absent_without_a_word(run_pytest: Run, recipe_folder: Path) -> None:
     file = recipe_folder / "test_small.py"
     done = run_pytest(f"{file}::test_inference[faulty]", f"{file}::test_gradient[faulty]")
@@ -265,6 +269,7 @@ def test_what_is_asked_for_by_name_is_not_absent_without_a_word(run_pytest: Run,
         assert "requested by name:\n  test_gradient[faulty]: faulty has no gradient" in done.stdout
 
 
+@pytest.mark.slow
 def test_failures_are_saved_where_nothing_else_is(
     run_pytest: Run, recipe_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

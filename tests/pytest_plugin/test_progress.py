@@ -64,6 +64,7 @@ def test_a_terminal_shows_what_runs_and_provisional_medians(recipe_folder: Path,
     assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")  # the cursor is there
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_rows_at_the_end_only(run_pytest: Run, recipe_folder: Path) -> None:
     done = run_pytest(str(recipe_folder), *CHOSEN)
     assert done.returncode == 0, done.stdout

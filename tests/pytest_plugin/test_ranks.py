@@ -86,6 +86,7 @@ def test_ranks_are_measured_and_one_that_diverges_is_named(run_pytest: RunPytest
     assert bool(found.get("warnings")) == (CPUS < 2)
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_frameworks_own_scheme_is_measured_and_elsewhere_refused(
     run_pytest: RunPytest, recipe: Path, tmp_path: Path

@@ -85,6 +85,7 @@ def test_a_kept_job_file_reproduces_the_measurement(run_pytest: Run, recipe_fold
     assert "inference: median" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_recipe_of_several_formats_is_one_recipe_of_each(
     run_pytest: Run, recipe_folder: Path, imagenet_tree: Path, tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_modes_that_exclude_each_other_are_refused_in_one_process() -> None:
     assert "this process runs backend 'faulty' in mode 'good', which excludes mode 'exclusive'" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_hanging_worker_is_killed_with_all_its_children(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
     pid_file = tmp_path / "orphan.pid"
     done = run_pytest(
@@ -223,6 +225,7 @@ def test_a_hanging_worker_is_killed_with_all_its_children(run_pytest: Run, recip
     wait_until(lambda: all(is_dead(int(pid)) for pid in pid_file.read_text().split()), "the end of both children")
 
 
+@pytest.mark.slow
 def test_a_worker_over_its_memory_is_killed(run_pytest: Run, recipe_folder: Path) -> None:
     done = run_pytest(str(recipe_folder), "--backend", "faulty:memory", "-k", "inference", "--job-memory", "2G")
     assert done.returncode == 1
@@ -327,6 +330,7 @@ def test_a_wrong_option_ends_the_run_before_anything_is_measured(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_backend_may_have_its_own_interpreter_and_a_wrapper(
     run_pytest: Run, recipe_folder: Path, tmp_path: Path
 ) -> None:
@@ -409,6 +413,7 @@ def test_a_broken_image_fails_with_its_name(recipe_folder: Path, imagenet_tree: 
     assert "train/n" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_a_dataset_leaves_out_is_told_once(recipe_folder: Path, imagenet_tree: Path, tmp_path: Path) -> None:
     (untidy := tmp_path / "untidy").mkdir()
     shutil.copytree(imagenet_tree, untidy / "tree")
@@ -535,6 +540,7 @@ def _result(tmp_path: Path) -> Any:
     return _strict(max((tmp_path / "jobs").rglob("tiny-torch.result.json"), key=lambda path: path.stat().st_mtime_ns))
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_missed_target_is_no_number_and_keeps_its_curves(tmp_path: Path) -> None:
     done = _trained(tmp_path, training="target=1.1, epochs=1, runs=3")
@@ -589,6 +595,7 @@ def test_the_preset_limits_the_time_and_the_option_goes_before_it(tmp_path: Path
     assert "did not finish within 1 s (--job-timeout)" in done.stdout
 
 
+@pytest.mark.slow
 @needs_torch
 def test_mean_average_precision_is_reached_through_a_recipe(tmp_path: Path, small_onnx: Path) -> None:
     from d5suite.data.synthesis import make_openimages
@@ -610,6 +617,7 @@ def test_mean_average_precision_is_reached_through_a_recipe(tmp_path: Path, smal
     assert info["dataset"]["kind"] == "openimages" and info["dataset"]["synthetic"] and info["dataset"]["images"] == 32
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_published_target_is_not_asked_for_on_drawn_images(
     tmp_path: Path, imagenet_tree: Path, small_onnx: Path

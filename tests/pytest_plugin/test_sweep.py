@@ -80,6 +80,7 @@ def measure(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @needs_torch
 def test_points_are_measured_and_give_a_trajectory(tmp_path: Path) -> None:
     done = measure(

@@ -50,7 +50,7 @@ def test_backends_take_turns_and_a_crash_and_a_wrong_answer_cost_their_own(
 @pytest.mark.parametrize(
     ("backends", "options", "launches"),
     [
-        ("faulty,onnxruntime", ["--one-by-one"], 0),
+        pytest.param("faulty,onnxruntime", ["--one-by-one"], 0, marks=pytest.mark.slow),
         ("faulty", ["--launches", "2", "--benchmark-max-time=0", "--benchmark-min-rounds=3"], 2),
     ],
 )

@@ -68,6 +68,7 @@ def options(communicator: str = "gloo", ranks: str = "2") -> list[str]:
             "--benchmark-min-rounds", "2", "--benchmark-max-time", "0"]  # fmt: skip
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_simulation_and_its_learner_are_measured(run_pytest: RunPytest, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
@@ -112,6 +113,7 @@ def test_a_side_that_dies_ends_the_job_and_what_was_measured_is_kept(run_pytest:
     assert len(kept["series"]["run_s"]) >= 1
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_side_that_hangs_is_named_and_the_job_continues(run_pytest: RunPytest, tmp_path: Path) -> None:
     once = 'self.runs == 2 and step == 6 and not Path("hung").exists() and hang()'
@@ -134,6 +136,7 @@ def test_a_side_that_hangs_is_named_and_the_job_continues(run_pytest: RunPytest,
     assert not list(job.parent.glob("*.checkpoints"))
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.skipif(problem("adios2") is not None, reason=str(problem("adios2")))
 def test_streams_of_adios2_couple_two_processes(run_pytest: RunPytest, tmp_path: Path) -> None:
@@ -147,6 +150,7 @@ def test_streams_of_adios2_couple_two_processes(run_pytest: RunPytest, tmp_path:
     assert any("restarted before step 7" in each["name"] for each in found["validation"]["checks"])
 
 
+@pytest.mark.slow
 def test_a_program_in_c_is_coupled(run_pytest: RunPytest, tmp_path: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:

@@ -95,6 +95,7 @@ def test_it_is_measured_on_every_framework(pair: Path, tmp_path: Path) -> None:
     _is_right(done, tmp_path, ["torch", "tensorflow", "keras", "mxnet", "jax"])  # deep500: at a reduced size
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_compared_with_what_is_read_of_it_is_noted(tmp_path: Path) -> None:
     node, info, kind = helper.make_node, helper.make_tensor_value_info, TensorProto.FLOAT
     nodes = [node("Cast", ["x"], ["half"], to=TensorProto.FLOAT16), node("Cast", ["half"], ["y"], to=kind)]
@@ -114,6 +115,7 @@ def _is_warned_of(path: Path, folder: Path, reason: str) -> None:
     assert re.search(r"torch\S*!", done.stdout) and reason in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_statistics_of_the_batch_are_warned_of(tmp_path: Path) -> None:
     """Inference takes the running statistics, which is another network than the file's."""
     info, kind = helper.make_tensor_value_info, TensorProto.FLOAT
@@ -135,7 +137,7 @@ def test_statistics_of_the_batch_are_warned_of(tmp_path: Path) -> None:
     ("backend", "variable"),
     [
         ("jax", "JAX_DISABLE_JIT"),
-        ("torch:compile", "TORCHDYNAMO_DISABLE"),
+        pytest.param("torch:compile", "TORCHDYNAMO_DISABLE", marks=pytest.mark.slow),
         pytest.param("keras:jax", "JAX_DISABLE_JIT", marks=pytest.mark.slow),
         pytest.param("torch:compile", "TORCHDYNAMO_SUPPRESS_ERRORS", marks=pytest.mark.slow),
     ],
@@ -151,6 +153,7 @@ def test_a_mode_whose_compiler_is_switched_off_is_refused(
     assert variable in said
 
 
+@pytest.mark.slow
 def test_variables_of_a_framework_are_recorded_where_the_user_sets_them(
     pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +249,7 @@ def _attention(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_mask_by_any_name_hides_no_token_from_itself(tmp_path: Path) -> None:
     """A token that sees none has a gradient in every framework, and none in truth."""
     done = _measure(tmp_path, "--network", str(_attention(tmp_path)), "--backend", "torch")
@@ -253,6 +257,7 @@ def test_a_mask_by_any_name_hides_no_token_from_itself(tmp_path: Path) -> None:
     assert "3 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_the_user_gives_the_inputs_is_measured_recorded_and_compared(tmp_path: Path) -> None:
     path, generator = voice(tmp_path), np.random.default_rng(0)
     np.savez(tmp_path / "sample.npz", signal=generator.standard_normal((3, 4, 3)))
@@ -281,6 +286,7 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_is_measured(tmp_path
     assert "--inputs is for the inputs of a network" in done.stderr
 
 
+@pytest.mark.slow
 def test_outputs_of_any_scale_are_trained_against_targets(tmp_path: Path) -> None:
     """A step that suits outputs near one would diverge: gradients are clipped."""
     path = detector(tmp_path)
@@ -294,6 +300,7 @@ def test_outputs_of_any_scale_are_trained_against_targets(tmp_path: Path) -> Non
         assert bench["extra_info"]["d5suite"]["optimizer"]["clip_norm"] == 1
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_export_a_network_and_measure_it(tmp_path: Path) -> None:
     for needed in ("torch", "onnxscript"):
         pytest.importorskip(needed)

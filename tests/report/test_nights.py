@@ -7,8 +7,14 @@ import pytest
 from benchmarks.bench_history import NOISES, judged, night, noise, waited
 
 
-@pytest.mark.parametrize("kind", NOISES)
-@pytest.mark.parametrize(("earlier", "nights"), [pytest.param(10, 60, marks=pytest.mark.slow), (30, 12)])
+@pytest.mark.parametrize(
+    ("kind", "earlier", "nights"),
+    [
+        *((kind, 30, 12) for kind in ("wild", "bimodal")),
+        *(pytest.param(kind, 30, 12, marks=pytest.mark.slow) for kind in ("quiet", "drifting back")),
+        *(pytest.param(kind, 10, 60, marks=pytest.mark.slow) for kind in NOISES),
+    ],
+)
 def test_nights_without_a_change_raise_no_alarm(kind: str, earlier: int, nights: int) -> None:
     """By Student's t alone, half of the nights with wild runs would."""
     assert [night(kind, earlier, seed) for seed in range(nights)].count("slower") == 0

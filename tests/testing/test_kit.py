@@ -40,8 +40,9 @@ BUILT_IN = ("keras", "jax", "tensorflow", "torch", "mxnet", "deep500")
 """The slowest first: two kits run at a time, and nothing else beside the last one."""
 QUICK = ("-m", "not slow")
 """Options of the kit's short form; the full form takes none."""
-SHORT = ("torch", "mxnet", "deep500")
-"""The adapters that take the short form, the quickest; all take the full one in `make test-all`."""
+SHORT = ("deep500",)
+"""The adapters whose short form runs in `make test`; the full form of all runs in `make test-all`.
+The backend ``wrong`` without a mistake stands for PyTorch."""
 FORMS = [
     *(pytest.param(name, (), id=f"{name}-full", marks=pytest.mark.slow) for name in BUILT_IN),
     *(pytest.param(name, QUICK, id=f"{name}-quick", marks=pytest.mark.quick) for name in SHORT),
@@ -208,10 +209,17 @@ LATER = (
     "keeping",
     "restarting",
     "unseen",
+    *("children", "gradient_threads"),
+    *("captures", "alternates", "restless"),
+    *("rare_dropout", "channel_masks", "few_masks"),
+    "stale_shape",
 )
 """Modes whose kind of mistake others stand for in a short run of the tests."""
 
-MARKS = {**dict.fromkeys(TIMED, pytest.mark.alone), **dict.fromkeys(LATER, pytest.mark.slow)}
+MARKS = {
+    mistake: [*[pytest.mark.alone] * (mistake in TIMED), *[pytest.mark.slow] * (mistake in LATER)]
+    for mistake, *_ in MISTAKES
+}
 
 SINGLE = ("tripled",)
 """Modes of the backend ``single``; the others are modes of ``wrong``."""

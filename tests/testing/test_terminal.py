@@ -56,6 +56,7 @@ def environment(**more: str) -> dict[str, str]:
     return plugin_environment() | {"PYTHONPATH": os.pathsep.join([root, plugin_environment()["PYTHONPATH"]])} | more
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_a_line_per_test_and_per_failure_while_the_kit_runs(tmp_path: Path) -> None:
     """The options -x, --lf, --durations and --quick do what pytest's do."""
     process = subprocess.Popen(
@@ -135,6 +136,7 @@ def test_a_terminal_gets_a_line_per_case_with_its_seconds(tmp_path: Path) -> Non
     assert len(lines) == 7, shown.decode()
 
 
+@pytest.mark.slow
 def test_messages_name_precision_and_tolerance_and_the_end_the_worst_errors(tmp_path: Path) -> None:
     """An author sets tolerances from this table."""
     training = kit(tmp_path, "test_training", "wrong:uphill", "-k", "agrees_with_the_recorded_run[lenet5_digits-fp32]")
@@ -199,6 +201,7 @@ def planted(tmp_path: Path) -> str:
     return os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
 
 
+@pytest.mark.slow
 def test_an_adapters_exception_names_the_clause_and_the_adapters_lines(planted: str, tmp_path: Path) -> None:
     chosen = ("test_networks", "planted:raises", "-k", "test_inference_changes_nothing")
     shown = kit(tmp_path, *chosen, PYTHONPATH=planted).split("= FAILURES =")[1].split("= conformance of")[0]
@@ -271,7 +274,13 @@ def test_every_method_has_its_clause(
     ("mode", "module", "case", "node"),
     [
         ("output", "test_networks", "test_output_equals_the_reference", "Concat 'both', relative error "),
-        ("gradient", "test_gradients", "every_operator and generic", "Sigmoid 'gate', relative error "),
+        pytest.param(
+            "gradient",
+            "test_gradients",
+            "every_operator and generic",
+            "Sigmoid 'gate', relative error ",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["output", "gradient"],
 )

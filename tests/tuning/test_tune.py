@@ -53,6 +53,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagenet_t
     return Path(place), subprocess.CompletedProcess("", *ended), course
 
 
+@pytest.mark.slow
 def test_a_planted_gain_is_found_and_confirmed(tuned: Any) -> None:
     folder, done, course = tuned
     assert done.returncode == 0, done.stderr
@@ -66,6 +67,7 @@ def test_a_planted_gain_is_found_and_confirmed(tuned: Any) -> None:
     assert (folder / "course.svg").read_text().lstrip().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_a_planted_wrong_answer_is_listed_and_never_taken(tuned: Any) -> None:
     _, done, course = tuned
     (wrong,) = course["wrong"]
@@ -74,6 +76,7 @@ def test_a_planted_wrong_answer_is_listed_and_never_taken(tuned: Any) -> None:
     assert {"FAULTY_FAULT": "wrong:4"} not in [each["knobs"] for each in course["pareto"]]
 
 
+@pytest.mark.slow
 def test_a_crash_costs_its_own_trial(tuned: Any) -> None:
     _, _, course = tuned
     (crashed,) = [each for each in course["trials"] if each["status"] == "failed"]
@@ -81,6 +84,7 @@ def test_a_crash_costs_its_own_trial(tuned: Any) -> None:
     assert [each["status"] for each in course["trials"]].count("measured") >= 2
 
 
+@pytest.mark.slow
 def test_the_settings_are_used_and_recorded(tuned: Any, imagenet_tree: Path) -> None:
     folder, _, _ = tuned
     done = subprocess.run(
@@ -96,6 +100,7 @@ def test_the_settings_are_used_and_recorded(tuned: Any, imagenet_tree: Path) -> 
     assert record["backend"]["mode"] == "good"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(tuned: Any, small_onnx: Path, imagenet_tree: Path, tmp_path: Path) -> None:
     """One trial was lost. None of the others is better than the default: no launch follows."""
     _, _, course = tuned

@@ -107,6 +107,7 @@ def test_a_cold_cache_is_refused_where_nothing_makes_it_so(run_pytest: Run, reci
         assert "tensorflow has no L2 flush: TensorFlow's tensors are never" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", [True, False])
 def test_a_recipe_on_a_gpu_has_all_that_the_driver_says(
     run_pytest: Run, recipe_folder: Path, tmp_path: Path, driver: bool

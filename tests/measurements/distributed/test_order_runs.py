@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "results" / "schema.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="gloo comes with PyTorch")
 def test_two_ranks_train_in_an_order_and_the_record_says_how_it_was_kept(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

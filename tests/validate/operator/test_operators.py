@@ -252,6 +252,7 @@ TWICE = Problems("twice", smoke=PROBLEMS, standard=PROBLEMS, full=PROBLEMS)
 """
 
 
+@pytest.mark.slow
 @needs_torch
 def test_a_wrong_gradient_has_a_picture_and_a_place_and_the_job_s_limit_is_told(tmp_path: Path) -> None:
     (tmp_path / "test_problems.py").write_text(PROBLEMS)
