@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from d5suite.models.ceilings import Roof
     from d5suite.simulation.noise import Failures, Noise, Noisy
     from d5suite.simulation.outcome import Outcome
-    from d5suite.simulation.platform import Node
     from d5suite.simulation.simulate import Setup
     from d5suite.simulation.step import Step
 
@@ -56,7 +55,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("--island", type=int, metavar="N", help="ranks of a node (the machine file's)")
     command.add_argument(
         "--cores", type=int, metavar="N",
-        help="of a node: computing, copying and messages wait for them (by default nothing does)",
+        help="of a node: computing, copying and messages wait for them, and its ranks compete for memory bandwidth "
+        "(by default nothing does)",
     )  # fmt: skip
     command.add_argument("--no-overlap", action="store_true", help="gradients come after the whole backward pass")
     command.add_argument("--batch-size", type=int, default=32, metavar="N", help="of a rank and network (%(default)s)")
@@ -96,6 +96,7 @@ class _Given(NamedTuple):
     title: str
     measured_s: float | None
     sources: Mapping[str, str]
+    missing: str
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -163,8 +164,8 @@ def _given(options: argparse.Namespace) -> _Given:
     """Read what is simulated."""
     from dataclasses import replace
 
-    from d5suite.simulation.platform import machine_figures
-    from d5suite.simulation.simulate import Setup
+    from d5suite.simulation.platform import machine_figures, part_of_machine
+    from d5suite.simulation.simulate import Setup, node_of
     from d5suite.simulation.step import Step
     from d5suite.simulation.what_if import in_order, scheme_settings
 
@@ -177,24 +178,29 @@ def _given(options: argparse.Namespace) -> _Given:
     measured, programs = None, None
     absent: Mapping[str, str] = {}
     algorithm, ranks = options.algorithm or "ring", options.ranks or 2
+    is_one_machine = bool(options.cores) and network.island == 1
+    beside = min(ranks, ranks if is_one_machine else network.island, (options.cores or 0) // options.threads)
+    part, missing = part_of_machine(options.machine, ranks=beside, threads=options.threads)
     if not path.exists() or path.suffix == ".onnx":
-        step = _of_network(options, roof, source)
+        step = _of_network(options, part or roof, source)
     elif path.is_file() and _is_result(path):
         step, absent = _of_result(options, path, roof, source)
+        step = step if part is None else step.beside(roof, part)
     else:
         from d5suite.simulation.replay import replay
         from d5suite.traces.reading import read_trace
 
         found = replay(read_trace(path), str(path), step=options.step)
-        programs, measured = found.programs, found.step_s
+        programs, measured, part, missing = found.programs, found.step_s, None, ""
         algorithm, ranks = options.algorithm or found.algorithm, options.ranks or len(programs)
         step = Step(f"the steps of {path.name}", (), (), 0.0, {}, "the trace")
         if options.algorithm or options.ranks:
             measured = None
-    if options.cores and network.island == 1:
-        network = replace(network, island=ranks)  # all on one machine
+    if is_one_machine:
+        network = replace(network, island=ranks)
+    node = node_of(step, [roof, part or roof], threads=options.threads, cores=options.cores or 0)
     early = "early gradients" not in absent and not options.no_overlap
-    setup = Setup(step, settings, algorithm, ranks, network, early, programs, _node(options, roof, step),
+    setup = Setup(step, settings, algorithm, ranks, network, early, programs, node,
                   "shared gradients" in absent)  # fmt: skip
     if options.order:
         setup = replace(setup, settings=in_order(setup, options.order, f"--order {options.order}"))
@@ -202,16 +208,7 @@ def _given(options: argparse.Namespace) -> _Given:
         "computing": step.source, "latency": network.sources.get("latency", ""),
         "bytes": network.sources.get("bandwidth", ""), "sharing": network.sources.get("bandwidth", ""),
     }  # fmt: skip
-    return _Given(setup, step.title, measured, sources)
-
-
-def _node(options: argparse.Namespace, roof: Roof, step: Step) -> Node:
-    """Return what copies and adds arrays: the memory that holds gradients, copies and weights."""
-    from d5suite.simulation.platform import Node
-
-    known = roof.levels if step.parameters else ()  # of a trace they are not known: memory
-    level = next((each for each in known if each.holds(3 * step.nbytes)), roof.levels[-1])
-    return Node(level.bytes_per_s, options.threads, options.cores or 0)
+    return _Given(setup, step.title, measured, sources, missing)
 
 
 def _of_network(options: argparse.Namespace, roof: Roof, source: str) -> Step:
@@ -240,17 +237,21 @@ def _is_result(path: Path) -> bool:
 def _records(path: Path, case: str | None, backend: str | None) -> list[tuple[str, str, Mapping[str, Any]]]:
     from d5suite.report.reading import load_results
 
-    return [
+    found: list[tuple[str, str, Mapping[str, Any]]] = [
         (title, name, record) for (title, _, name), record in load_results(path).items()
-        if (case is None or case in title) and (backend is None or name.split("@")[0] == backend)
+        if case is None or case in title
     ]  # fmt: skip
+    if backend is None:
+        return found
+    exact = [each for each in found if each[1].split("@")[0] == backend]
+    return exact or [each for each in found if each[2]["backend"]["name"] == backend]
 
 
 def _of_result(options: argparse.Namespace, path: Path, roof: Roof, source: str) -> tuple[Step, Mapping[str, str]]:
     """Take the layers pass of a training step, or its median, which counted work divides."""
     from d5suite.backends import discover
     from d5suite.network.zoo import NETWORKS, build
-    from d5suite.simulation.step import from_layers, from_network
+    from d5suite.simulation.step import from_record
 
     found = [each for each in _records(path, options.case, options.backend)
              if each[2]["level"] >= 2 and each[2]["ranks"] == 1 and "median_s" in each[2]]  # fmt: skip
@@ -267,14 +268,7 @@ def _of_result(options: argparse.Namespace, path: Path, roof: Roof, source: str)
         raise ConfigurationError(f"no network of the zoo ends the name {recipe!r}", where=title, hint="Give --network.")
     network = build(name, classes=record.get("classes", 1000), image_size=record.get("image_size", 224))
     said = f"{title} on {backend}, batch {record['batch_size']} a rank"
-    part = record.get("layers", {})
-    if "times" in part:
-        step = from_layers(part, network, title=said)
-    else:
-        step = from_network(network, roof, batch=record["batch_size"], share=1.0, source=source)
-        step = step.scaled(record["median_s"] / step.seconds).named(
-            said, "the measured median, divided by counted work"
-        )
+    step = from_record(record, network, roof, title=said, source=source)
     known = discover()[0].get(record["backend"]["name"])
     return step, {} if known is None else known.absent
 
@@ -371,6 +365,8 @@ def lines(given: _Given, base: Outcome, noisy: Noisy | None, broken: Failures | 
         found.append(
             f"All ranks were simulated: {base.messages:,} messages in {base.steps} step{'s' * (base.steps > 1)}."
         )
+    if given.missing:
+        found.append(given.missing)
     if noisy is not None:
         how = f"{noisy.steps} drawn steps" if noisy.steps else "all ranks as slow as the slowest: an upper limit"
         found.append(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,10 @@ ASSUMED: Mapping[str, tuple[float, str]] = {
     "devices_per_node": (8, "assumed; no --machine"),
 }
 """Figures of a simulation without a machine file."""
+
+
+DEVICE = frozenset(("peak_flops", "memory_bandwidth"))
+"""Figures of a machine file that are those of a device."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,45 @@ def machine_figures(path: Path | None, *, transport: str | None, threads: int) -
         busy_s=busy_s, busy_s_per_byte=busy_s_per_byte, sources={"latency": latency[1], "bandwidth": bandwidth[1]},
     )  # fmt: skip
     return roof, network, source
+
+
+def part_of_machine(path: Path | None, *, ranks: int, threads: int) -> tuple[Roof | None, str]:
+    """Return a rank's part of what all ranks of a machine reach together, and what is missing.
+
+    Ceilings that name no number of threads are those of a device, which no ranks share.
+
+    Parameters
+    ----------
+    path : Path or None
+        The machine file.
+    ranks : int
+        Ranks that compute at the same time.
+    threads : int
+        Of a rank.
+
+    Returns
+    -------
+    part : Roof or None
+    missing : str
+        Which ceilings the file lacks, for people; empty if none.
+    """
+    from d5suite.models.ceilings import read_ceilings
+
+    if path is None or ranks < 2 or not DEVICE.isdisjoint(read_content(path)):
+        return None, ""
+    known = read_ceilings(path)
+    named = replace(known, entries=[each for each in known.entries if "threads" in each])
+    if isinstance(named.roof(device="cpu", precision="fp32", threads=threads), str):
+        return None, ""
+    both = ranks * threads
+    whole = named.roof(device="cpu", precision="fp32", threads=both)
+    if isinstance(whole, str):
+        return None, (
+            f"Ranks do not compete for memory bandwidth here: the machine file has no ceilings for {both} threads. "
+            f"Measure them: d5suite machine --threads {threads},{both} -o FILE."
+        )
+    levels = tuple(Level(each.name, each.capacity_bytes // ranks, each.bytes_per_s / ranks) for each in whole.levels)
+    return Roof(whole.flops_per_s / ranks, levels, whole.notes), ""
 
 
 def platform_xml(network: Network, size: int, used: Collection[tuple[int, int]], cores: Sequence[int] = ()) -> str:

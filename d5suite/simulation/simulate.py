@@ -1,6 +1,6 @@
 """From a step, a scheme and a network to its time.
 
-Imports `d5suite.distributed`, `d5suite.errors`, NumPy and its neighbours.
+Imports `d5suite.distributed`, `d5suite.models`, `d5suite.errors`, NumPy and its neighbours.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from d5suite.errors import ConfigurationError, D5Error
 from d5suite.levels.distributed import SchemeSettings
 from d5suite.models.algorithms import ALGORITHMS as MODELS
 from d5suite.models.algorithms import algorithm_s
+from d5suite.models.ceilings import Roof
 from d5suite.models.communication import Link
+from d5suite.models.roofline import level_of
 from d5suite.simulation import symmetry
 from d5suite.simulation.engine import MOST_MESSAGES, play
 from d5suite.simulation.outcome import Outcome, outcome
 from d5suite.simulation.platform import Network, Node
 from d5suite.simulation.programs import Kind, Noted, Op, Programs, expanded
 from d5suite.simulation.schemes import ALIKE, NOT_SIMULATED, SIMULATED, noted
-from d5suite.simulation.step import Step
+from d5suite.simulation.step import HELD, Step
 
 MANY_STEPS = 30_000
 """Messages up to which several steps are simulated, so that the first one's start has passed."""
@@ -79,6 +81,23 @@ class Setup:
     def hosts(self) -> tuple[str, ...]:
         """The host of each rank."""
         return tuple(str(rank // self.network.island) for rank in range(self.ranks))
+
+
+def node_of(step: Step, roofs: Sequence[Roof], *, threads: int, cores: int) -> Node:
+    """Return what copies and adds arrays: what holds gradients, their copies and weights.
+
+    Parameters
+    ----------
+    step : Step
+    roofs : sequence of Roof
+        Of a rank; the lowest one counts.
+    threads : int
+        Of a rank.
+    cores : int
+        Of a node; 0 if nothing waits for them.
+    """
+    arrays = HELD * step.nbytes if step.parameters else math.inf  # of a trace they are not known: memory
+    return Node(min(level_of(arrays, each).bytes_per_s for each in roofs), threads, cores)
 
 
 def simulate(

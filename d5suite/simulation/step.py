@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from d5suite.errors import ConfigurationError
 from d5suite.models.ceilings import Roof
+from d5suite.models.roofline import level_of
 
 if TYPE_CHECKING:
+    from d5suite.network.layers import LayerFacts
     from d5suite.network.model import Network
 
 ITEMSIZE = 4
@@ -20,6 +22,10 @@ ITEMSIZE = 4
 
 BACKWARD = 2.0
 """A node's backward pass, in forward passes, where it is not counted."""
+
+UPDATED, HELD = 5, 3
+"""Times the parameters: what an update moves (weights and momentum, both ways, and gradients), and
+what it holds."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +41,16 @@ class Task:
     seconds : float
     parameters : tuple of str
         Whose gradients are known once it has ended.
+    flops, bytes : float
+        Counted operations, and compulsory traffic; 0 if nothing is counted.
     """
 
     label: str
     kind: str
     seconds: float
     parameters: tuple[str, ...] = ()
+    flops: float = 0.0
+    bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,32 @@ class Step:
         update = self.update_s * factor if kind is None else self.update_s
         return replace(self, forward=of(self.forward), backward=of(self.backward), update_s=update)
 
+    def beside(self, alone: Roof, part: Roof) -> Step:
+        """Return a measured step while other ranks of the same machine compute, too.
+
+        Each task takes longer by as much as its time at the roof does. What keeps it below the
+        roof, such as calls of Python, takes as long as before.
+
+        Parameters
+        ----------
+        alone, part : Roof
+            What the rank reaches alone, and its part of what all ranks reach together.
+        """
+
+        def at(roof: Roof, flops: float, moved: float, held: float) -> float:
+            return max(flops / roof.flops_per_s, moved / level_of(held, roof).bytes_per_s)
+
+        def longer(flops: float, moved: float, held: float) -> float:
+            return max(0.0, at(part, flops, moved, held) - at(alone, flops, moved, held))
+
+        def of(tasks: Sequence[Task]) -> tuple[Task, ...]:
+            return tuple(
+                replace(each, seconds=each.seconds + longer(each.flops, each.bytes, each.bytes)) for each in tasks
+            )
+
+        update_s = self.update_s + longer(0.0, UPDATED * self.nbytes, HELD * self.nbytes)
+        return replace(self, forward=of(self.forward), backward=of(self.backward), update_s=update_s)
+
     def named(self, title: str, source: str) -> Step:
         """Return it with another title and source."""
         return replace(self, title=title, source=source)
@@ -148,24 +184,49 @@ def from_network(network: Network, roof: Roof, *, batch: int, share: float, sour
     network.require_loss()
     memory = roof.levels[-1].bytes_per_s
 
-    def seconds(flops: int | None, moved: int | None) -> float:
-        return max((flops or 0) / roof.flops_per_s, (moved or 0) / memory) / share
+    def seconds(flops: float, moved: float) -> float:
+        return max(flops / roof.flops_per_s, moved / memory) / share
+
+    def task(name: str, direction: str, each: LayerFacts) -> Task:
+        flops, moved = _counted(vars(each), direction)
+        owned = owners[name] if direction == "backward" else ()
+        return Task(f"{name} {direction}", each.op_type, seconds(flops, moved), owned, flops, moved)
 
     facts, owners = layer_facts(network, batch_size=batch), _owners(network)
-    forward = tuple(
-        Task(f"{name} forward", each.op_type, seconds(each.flops, each.bytes)) for name, each in facts.items()
-    )
-    backward = tuple(
-        Task(
-            f"{name} backward", each.op_type,
-            BACKWARD * seconds(each.flops, each.bytes) if each.backward_flops is None and each.backward_bytes is None
-            else seconds(each.backward_flops, each.backward_bytes), owners[name],
-        )
-        for name, each in reversed(facts.items())
-    )  # fmt: skip
+    forward = tuple(task(name, "forward", each) for name, each in facts.items())
+    backward = tuple(task(name, "backward", each) for name, each in reversed(facts.items()))
     shapes = _shapes(network)
     step = Step(f"{network.name}, batch {batch} a rank", forward, backward, 0.0, shapes, source, network)
-    return replace(step, update_s=5 * step.nbytes / memory / share)
+    return replace(step, update_s=UPDATED * step.nbytes / memory / share)
+
+
+def from_record(record: Mapping[str, Any], network: Network, roof: Roof, *, title: str, source: str) -> Step:
+    """Return the step of a result: of its layers pass, or else its median, divided by counted work.
+
+    Parameters
+    ----------
+    record : mapping
+        Of one rank.
+    network : Network
+    roof : Roof
+    title : str
+    source : str
+        Of the ceilings.
+    """
+    part = record.get("layers", {})
+    if "times" in part:
+        return from_layers(part, network, title=title)
+    step = from_network(network, roof, batch=record["batch_size"], share=1.0, source=source)
+    return step.scaled(record["median_s"] / step.seconds).named(title, "the measured median, divided by counted work")
+
+
+def _counted(facts: Mapping[str, Any], direction: str) -> tuple[float, float]:
+    """Return operations and bytes of a node; `BACKWARD` forward passes if backward has no count."""
+    forward, backward = ([facts.get(f"{prefix}{what}") for what in ("flops", "bytes")] for prefix in ("", "backward_"))
+    if direction == "forward" or backward == [None, None]:
+        passes = 1.0 if direction == "forward" else BACKWARD
+        return passes * (forward[0] or 0), passes * (forward[1] or 0)
+    return float(backward[0] or 0), float(backward[1] or 0)
 
 
 def from_layers(part: Mapping[str, Any], network: Network, *, title: str) -> Step:
@@ -188,6 +249,8 @@ def from_layers(part: Mapping[str, Any], network: Network, *, title: str) -> Ste
     given: set[str] = set()
     for direction, found in tasks.items():
         own = [each for each in part["times"] if each["direction"] == direction]
+        # The work of a node counts once, though it may have a time alone and one with others.
+        largest = {node: each for each in sorted(own, key=lambda each: len(each["nodes"])) for node in each["nodes"]}
         own.sort(key=lambda each: min(order.get(name, 0) for name in each["nodes"]), reverse=direction == "backward")
         for each in own:
             parameters = [name for node in each["nodes"] for name in owners.get(node, ())] * (direction == "backward")
@@ -196,7 +259,9 @@ def from_layers(part: Mapping[str, Any], network: Network, *, title: str) -> Ste
             label = f"{first} {direction}" + (f" +{len(each['nodes']) - 1}" if len(each["nodes"]) > 1 else "")
             heaviest = max(each["nodes"], key=lambda name: (graph.get(name) or {}).get("flops") or 0)
             kind = (graph.get(heaviest) or {}).get("op_type", "?")
-            found.append(Task(label, kind, each["seconds"] / slow, tuple(parameters)))
+            counts = [_counted(graph.get(node) or {}, direction) for node in each["nodes"] if largest[node] is each]
+            flops, moved = (float(sum(of)) for of in zip(*counts, strict=True)) if counts else (0.0, 0.0)
+            found.append(Task(label, kind, each["seconds"] / slow, tuple(parameters), flops, moved))
     rest = tuple(name for name in network.parameters if name not in given)
     if rest:  # nodes without a time, such as views: their gradients come last
         tasks["backward"].append(Task("others backward", "?", 0.0, rest))

@@ -24,7 +24,10 @@ from d5suite.network.model import Network
 from d5suite.network.zoo import build
 from d5suite.report import network_advice
 from d5suite.report.network_advice import training_nodes
+from d5suite.simulation import engine
 from tests.report.planted import bench, machine, result
+from tests.simulation.machines import machine as by_hand
+from tests.simulation.machines import shared
 
 NETWORKS = ("mobilenet_v2", "resnet18", "squeezenet1_1", "shufflenet_v2_x1_0")
 PIXELS = 32
@@ -235,6 +238,40 @@ def test_messages_ranks_and_loading_are_judged_by_what_their_models_have_not_see
     ]  # fmt: skip
     (line,) = models_of_results.loading_lines(fed)
     assert line.errors == pytest.approx([0.0]) and "bounds 1 of 1" in line.what
+
+
+@pytest.mark.skipif(engine.problem() is not None, reason=str(engine.problem()))
+def test_steps_of_ranks_are_judged_by_a_simulation_of_one_rank(tmp_path: Path) -> None:
+    file = shared(tmp_path / "machine.json")
+
+    def record(ranks: int, median_s: float) -> dict[str, Any]:
+        told = {"scheme": "all_reduce", "settings": {"name": "all_reduce"}, "communicator": "gloo",
+                "algorithm": "native", "ranks": [{"cpus": [rank]} for rank in range(ranks)]}  # fmt: skip
+        return {"measurement": "distributed_step", "recipe": "digits_lenet", "threads": ranks, "ranks": ranks,
+                "backend": {"name": "torch", "mode": "eager"}, "batch_size": 4, "image_size": 32, "classes": 10,
+                "median_s": median_s, "distributed": told}  # fmt: skip
+
+    one = record(1, 0.01)
+    right = models_of_results.simulated_s(one, record(2, 1.0), file)
+    bare = models_of_results.simulated_s(one, record(2, 1.0), by_hand(tmp_path / "device.json"))
+    assert 0.01 < bare < 0.99 * right
+    for median_s, error in ((right, 0.0), (2 * right, -0.5)):
+        launches = [record(2, median_s), record(2, 0.9 * median_s), record(2, 3.0)]
+        (line,), missing = models_of_results.simulated_lines([one, *launches], file)
+        assert line.errors == pytest.approx([error]) and line.what.endswith("simulated, all_reduce") and not missing
+    lost, other, apart = record(2, 1.0), record(2, 1.0), record(2, 1.0)
+    lost["distributed"]["settings"] = {"name": "top_k"}
+    other["distributed"]["communicator"] = "mpi"
+    apart["distributed"]["ranks"] = [{"host": "a"}, {"host": "b"}]
+    found, missing = models_of_results.simulated_lines([one, lost, other, apart], file)
+    assert not found and [each.partition(": ")[2][:20] for each in missing] == [
+        "the scheme top_k is ",
+        "the machine file has",
+    ]
+    old = shared(tmp_path / "old.json", counts=(1,))
+    assert "no ceilings for 2 threads" in models_of_results.simulated_lines([one, record(2, 1.0)], old)[1][0]
+    names = {each: models_of_results.zoo_name(f"imagenet_{each}") for each in ("googlenet", "resnet", "lenet")}
+    assert names == {"googlenet": "googlenet", "resnet": None, "lenet": "lenet5"}
 
 
 def test_a_folder_of_results_is_judged_with_its_own_ceilings(tmp_path: Path, files: tuple[Path, Path]) -> None:

@@ -14,7 +14,7 @@ from d5suite.simulation import engine
 from d5suite.simulation.replay import replay
 from d5suite.traces.hdf5 import read_hdf5
 from tests.report.planted import bench, layers, result
-from tests.simulation.machines import machine
+from tests.simulation.machines import machine, shared
 
 needs_simgrid = pytest.mark.skipif(engine.problem() is not None, reason=str(engine.problem()))
 
@@ -51,6 +51,17 @@ def test_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "1 kind of ranks",
     ):
         assert part in text
+
+
+@needs_simgrid
+def test_ranks_of_a_machine_share_its_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = []
+    for counts in ((1, 2), (1,)):
+        file = shared(tmp_path / "machine.json", counts=counts)
+        seconds.append(run(tmp_path, *LENET, "--machine", str(file), "--cores", "2")["step_s"])
+    apart, alone = capsys.readouterr().out.split("as given")[1:]
+    assert seconds[0] > 1.02 * seconds[1]
+    assert "do not compete" not in apart and "d5suite machine --threads 1,2 -o FILE" in alone
 
 
 @needs_simgrid

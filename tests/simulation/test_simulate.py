@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,12 @@ from d5suite.models.ceilings import Level, Roof
 from d5suite.network.zoo import build
 from d5suite.simulation import engine, symmetry
 from d5suite.simulation.noise import Noise, daly, expected, failures, lognormal, noisy, young
-from d5suite.simulation.platform import Network, Node
+from d5suite.simulation.platform import Network, Node, machine_figures, part_of_machine
 from d5suite.simulation.programs import Kind, Op
-from d5suite.simulation.simulate import Setup, make_programs, simulate
-from d5suite.simulation.step import Step, Task, from_network
+from d5suite.simulation.simulate import Setup, make_programs, node_of, simulate
+from d5suite.simulation.step import Step, Task, from_layers, from_network
 from d5suite.simulation.what_if import apply, scheme_settings
+from tests.simulation.machines import machine, shared
 from tests.simulation.second import play
 
 pytestmark = pytest.mark.skipif(engine.problem() is not None, reason=str(engine.problem()))
@@ -111,6 +114,60 @@ def test_what_a_core_does_it_does_one_after_the_other() -> None:
     one, two, free = (step(cores, given, scheme=BUCKETS) for cores in (1, 2, 0))
     assert two == pytest.approx(free, rel=1e-6) and free < one
     assert one >= given.seconds + 7 / 2 * given.nbytes / 1e9
+
+
+def test_ranks_that_compute_at_once_share_what_they_reach_together(tmp_path: Path) -> None:
+    file = shared(tmp_path / "machine.json")
+    roof, *_ = machine_figures(file, transport=None, threads=1)
+    part, missing = part_of_machine(file, ranks=2, threads=1)
+    assert part is not None and not missing
+    tasks = (
+        Task("memory", "Relu", 0.02, ("w",), 0.0, 1e8),
+        Task("cache", "Relu", 1e-3, (), 0.0, 7e5),  # of two ranks too large for the cache
+        Task("arithmetic", "Conv", 0.03, (), 1e9, 4e7),  # bytes that arithmetic hides
+        Task("not counted", "?", 0.01),
+    )
+    step = Step("made by hand", tasks[1:], tasks[:1], 0.01, {"w": (10**6,)}, "made by hand")
+    found = step.beside(roof, part)
+    rest = 2 / 1.25e10
+    longer = {each.label: each.seconds for each in (*found.forward, *found.backward)}
+    assert longer == pytest.approx({
+        "memory": 0.02 + 1e8 * (rest - 1e-10), "cache": 1e-3 + 7e5 * (rest - 1 / 4e10),
+        "arithmetic": 0.03 + 1e9 * (2 / 1.6e11 - 1 / 1e11), "not counted": 0.01,
+    })  # fmt: skip
+    assert found.update_s == pytest.approx(0.01 + 5 * 4e6 * (rest - 1e-10))
+    node = node_of(step, [roof, part], threads=1, cores=2)
+    assert node == Node(1 / rest, 1, 2) and node_of(step, [roof], threads=1, cores=2).bytes_per_s == 1e10
+    together = dataclasses.replace(setup(found, 2, island=2), node=dataclasses.replace(node, bytes_per_s=math.inf))
+    sent = 4e6 / RATE  # and that is hidden by nothing: the only gradient comes last
+    assert simulate(together, fold=False, steps=1).step_s == pytest.approx(found.seconds + sent, rel=0.01)
+
+
+def test_what_nobody_shares_has_no_part(tmp_path: Path) -> None:
+    both, one = shared(tmp_path / "both.json"), shared(tmp_path / "one.json", counts=(1,))
+    assert part_of_machine(None, ranks=2, threads=1) == part_of_machine(both, ranks=1, threads=1) == (None, "")
+    assert part_of_machine(machine(tmp_path / "device.json"), ranks=2, threads=1) == (None, "")
+    for file, ranks, threads, wanted in ((one, 2, 1, "1,2"), (both, 2, 2, "2,4"), (both, 3, 1, "1,3")):
+        part, missing = part_of_machine(file, ranks=ranks, threads=threads)
+        assert part is None and f"d5suite machine --threads {wanted} -o" in missing
+    wide, _ = part_of_machine(shared(tmp_path / "wide.json", counts=(1, 2, 4)), ranks=2, threads=2)
+    assert wide is not None and wide.flops_per_s == pytest.approx(1e11 * 2.8 / 2)
+    content = json.loads(both.read_text())
+    content |= {name: {"value": 1e13, "source": "a device"} for name in ("peak_flops", "memory_bandwidth")}
+    both.write_text(json.dumps(content))  # what computes is the device
+    assert part_of_machine(both, ranks=2, threads=1) == (None, "")
+
+
+def test_work_that_has_two_times_counts_once() -> None:
+    network = build("lenet5", classes=10, image_size=32)
+    graph = {node.name: {"op_type": node.op_type, "stage": "x", "flops": 10, "bytes": 100} for node in network.nodes}
+    first, second, *others = graph
+    groups = [[first], [first, second], *([each] for each in others)]
+    times = [{"nodes": nodes, "direction": "forward", "seconds": 1e-3} for nodes in groups]
+    part = {"graph": graph, "times": times, "slowdown": 1.0, "plain_step_s": 1.0}
+    step = from_layers(part, network, title="planted")
+    assert sum(each.bytes for each in step.forward) == 100 * len(graph)
+    assert sum(each.flops for each in step.forward) == 10 * len(graph)
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("native", "hierarchical")])
@@ -313,8 +370,6 @@ def test_a_program_that_never_ends_is_told() -> None:
 )
 def test_ten_thousand_ranks_within_ten_seconds_and_four_gigabytes(scheme: str, algorithm: str) -> None:
     import resource
-
-    from d5suite.simulation.platform import machine_figures
 
     simulate(setup(one_gradient(8), 2))  # compiles
     start = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
