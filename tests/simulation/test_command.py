@@ -100,6 +100,21 @@ def test_a_result_gives_its_layer_times(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @needs_simgrid
+def test_a_backend_is_named_by_its_result_or_its_framework(tmp_path: Path) -> None:
+    compiled, plain, one_rank = (bench(step_s=each) for each in (0.3, 0.1, 0.2))
+    for each, name in ((compiled, "torch:compile"), (plain, "torch"), (one_rank, "torch-all_reduce-local-1")):
+        each["param"], each["fullname"] = name, f"test_planted.py::test[training_step-{name}]"
+    for benches, chosen, step_s in (
+        ((compiled, plain, one_rank), "torch", 0.1),
+        ((compiled, plain, one_rank), "torch:compile", 0.3),
+        ((one_rank,), "torch", 0.2),
+    ):
+        file = result(tmp_path / "out.json", *benches)
+        found = run(tmp_path, "simulate", str(file), "--backend", chosen, "--network", "squeezenet1_1")
+        assert found["step_s"] == pytest.approx(step_s, rel=0.05)
+
+
+@needs_simgrid
 @pytest.mark.parametrize(("algorithm", "scheme"), [("tree", "all_reduce"), ("ring", "all_reduce"), ("ring", BUCKETS)])
 def test_the_trace_of_a_simulation_replays_as_long(
     algorithm: str, scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
