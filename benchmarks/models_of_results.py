@@ -28,8 +28,7 @@ from d5suite.models.fitting import FEWEST_NETWORKS, Judged, by_network, judge
 from d5suite.models.node_time import fit_once, predicted_s
 from d5suite.models.peak import fit_once as fit_peak_once
 from d5suite.models.peak import predicted_bytes
-from d5suite.network.zoo import NETWORKS as NETWORKS_OF_ZOO
-from d5suite.network.zoo import build
+from d5suite.network.zoo import build, name_in
 from d5suite.report.contests import rounds_of
 from d5suite.report.model_points import MEASUREMENTS, Kind, Points, points_of
 from d5suite.report.reading import load_results
@@ -133,11 +132,11 @@ def lines(files: Sequence[Path], machine: Path | None, *, disturbed: bool = Fals
     for make in (launch_lines, message_lines, rank_lines, loading_lines):
         own = list(make(sound))
         found += own
-        if make is rank_lines and machine is not None and machine.exists():
-            simulated, reasons = simulated_lines(sound, machine)
-            found, missing = found + simulated, missing + reasons
         if not own:
             missing.append(f"{make.__name__.replace('_', ' ')}: these results hold none that can be judged")
+    if machine is not None and machine.exists():
+        own, lost = simulated_lines(sound, machine)
+        found, missing = found + own, missing + lost
     return found, missing
 
 
@@ -347,13 +346,13 @@ def simulated_lines(records: Records, machine: Path) -> tuple[list[Line], list[s
         except D5Error as error:
             missing[error.what] += 1
             continue
-        errors.setdefault(_told(each["distributed"]["settings"]), []).append(guess / each["median_s"] - 1)
+        errors.setdefault(_describe(each["distributed"]["settings"]), []).append(guess / each["median_s"] - 1)
     reasons = [f"{count} steps of several ranks are not simulated: {why}" for why, count in missing.items()]
     return [Line(f"step of several ranks, simulated, {what}", found) for what, found in errors.items()], reasons
 
 
-def _told(settings: Mapping[str, Any]) -> str:
-    """Return a scheme, with its order and whether it overlaps the backward pass."""
+def _describe(settings: Mapping[str, Any]) -> str:
+    """Return the name of a scheme, with its order and whether it overlaps the backward pass."""
     order = f" in order {settings['order']}" if settings.get("order") else ""
     return f"{settings['name']}{order}{'' if settings.get('overlap', True) else ' without overlap'}"
 
@@ -367,7 +366,7 @@ def simulated_s(one: Mapping[str, Any], several: Mapping[str, Any], machine: Pat
         If it cannot be simulated, or the machine file lacks what the ranks share.
     """
     known, ranks = several["distributed"], several["ranks"]
-    backend, name = discover()[0].get(one["backend"]["name"]), zoo_name(one["recipe"])
+    backend, name = discover()[0].get(one["backend"]["name"]), name_in(one["recipe"])
     if backend is None or name is None or "settings" not in known:
         raise ConfigurationError(f"nothing is known of the network or backend of {one['recipe']}")
     threads = several["threads"] // ranks
@@ -385,14 +384,6 @@ def simulated_s(one: Mapping[str, Any], several: Mapping[str, Any], machine: Pat
         node_of(step, [roof, part or roof], threads=threads, cores=cores), "shared gradients" in backend.absent,
     )  # fmt: skip
     return simulate(setup).step_s
-
-
-def zoo_name(recipe: str) -> str | None:
-    """Return the network whose name ends a recipe's, or the only one of a family so named."""
-    exact = [each for each in NETWORKS_OF_ZOO if recipe.endswith(f"_{each}")]
-    family = [each for each in NETWORKS_OF_ZOO if recipe.endswith(f"_{each.rstrip('0123456789')}")]
-    found = exact or family
-    return found[0] if len(found) == 1 else None
 
 
 def _place(record: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -129,7 +129,8 @@ def _run(options: argparse.Namespace) -> int:
         from dataclasses import asdict
 
         write_json(options.json, {
-            "title": given.title, "measured_s": given.measured_s, "sources": dict(given.sources), **base.to_dict(),
+            "title": given.title, "measured_s": given.measured_s, "sources": dict(given.sources),
+            "missing": given.missing, **base.to_dict(),
             "what_if": [{"change": name, **each.to_dict()} for name, _, each in found],
             **({"noise": asdict(noisy)} if noisy else {}), **({"failures": asdict(broken)} if broken else {}),
         })  # fmt: skip
@@ -204,8 +205,9 @@ def _given(options: argparse.Namespace) -> _Given:
                   "shared gradients" in absent)  # fmt: skip
     if options.order:
         setup = replace(setup, settings=in_order(setup, options.order, f"--order {options.order}"))
+    shared = "; ranks of a machine share its ceilings" if part is not None else ""
     sources = {
-        "computing": step.source, "latency": network.sources.get("latency", ""),
+        "computing": step.source + shared, "latency": network.sources.get("latency", ""),
         "bytes": network.sources.get("bandwidth", ""), "sharing": network.sources.get("bandwidth", ""),
     }  # fmt: skip
     return _Given(setup, step.title, measured, sources, missing)
@@ -250,7 +252,7 @@ def _records(path: Path, case: str | None, backend: str | None) -> list[tuple[st
 def _of_result(options: argparse.Namespace, path: Path, roof: Roof, source: str) -> tuple[Step, Mapping[str, str]]:
     """Take the layers pass of a training step, or its median, which counted work divides."""
     from d5suite.backends import discover
-    from d5suite.network.zoo import NETWORKS, build
+    from d5suite.network.zoo import build, name_in
     from d5suite.simulation.step import from_record
 
     found = [each for each in _records(path, options.case, options.backend)
@@ -263,7 +265,7 @@ def _of_result(options: argparse.Namespace, path: Path, roof: Roof, source: str)
         )  # fmt: skip
     title, backend, record = found[0]
     recipe = title.split("/")[0]
-    name = options.network or max((each for each in NETWORKS if recipe.endswith(each)), key=len, default=None)
+    name = options.network or name_in(recipe)
     if name is None:
         raise ConfigurationError(f"no network of the zoo ends the name {recipe!r}", where=title, hint="Give --network.")
     network = build(name, classes=record.get("classes", 1000), image_size=record.get("image_size", 224))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from d5suite.models.node_groups import joined
 from d5suite.report.compare import failures, is_reduced, setting
-from d5suite.report.node_groups import joined
 from d5suite.report.reading import ResultKey
 
 DIRECTIONS = ("forward", "backward")

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from d5suite.models.ceilings import Ceilings, other_machine
+from d5suite.models.node_groups import node_groups
 from d5suite.models.node_time import MeasuredStep, TimedNodes, node_work
 from d5suite.models.peak import MeasuredPeak
 from d5suite.report.compare import failures, setting
-from d5suite.report.node_groups import node_groups
 from d5suite.report.reading import ResultKey
 from d5suite.report.roofline import counted
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from d5suite.models.ceilings import Ceilings, Roof, other_machine
+from d5suite.models.node_groups import NodeGroup, node_groups
 from d5suite.models.roofline import Placed, Segment, Step, Work, explained, place, place_all, trajectories
 from d5suite.report.compare import failures, setting
 from d5suite.report.layers import DIRECTIONS
-from d5suite.report.node_groups import NodeGroup, node_groups
 from d5suite.report.reading import ResultKey
 
 COUNTED = "counted"

@@ -202,6 +202,11 @@ def part_of_machine(path: Path | None, *, ranks: int, threads: int) -> tuple[Roo
     part : Roof or None
     missing : str
         Which ceilings the file lacks, for people; empty if none.
+
+    Raises
+    ------
+    JobError, ConfigurationError
+        If the file cannot be read.
     """
     from d5suite.models.ceilings import read_ceilings
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from d5suite.errors import ConfigurationError
 from d5suite.models.ceilings import Roof
+from d5suite.models.node_groups import node_groups
 from d5suite.models.roofline import level_of
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Step:
         return replace(self, forward=of(self.forward), backward=of(self.backward), update_s=update)
 
     def beside(self, alone: Roof, part: Roof) -> Step:
-        """Return a measured step while other ranks of the same machine compute, too.
+        """Return a measured step as it runs while other ranks of the same machine compute, too.
 
         Each task takes longer by as much as its time at the roof does. What keeps it below the
         roof, such as calls of Python, takes as long as before.
@@ -212,6 +213,11 @@ def from_record(record: Mapping[str, Any], network: Network, roof: Roof, *, titl
     title : str
     source : str
         Of the ceilings.
+
+    Raises
+    ------
+    ConfigurationError
+        If the network is not the one of the result.
     """
     part = record.get("layers", {})
     if "times" in part:
@@ -247,21 +253,18 @@ def from_layers(part: Mapping[str, Any], network: Network, *, title: str) -> Ste
     tasks: dict[str, list[Task]] = {"forward": [], "backward": []}
     order = {name: place for place, name in enumerate(graph)}
     given: set[str] = set()
+    groups = node_groups(part["times"])
     for direction, found in tasks.items():
-        own = [each for each in part["times"] if each["direction"] == direction]
-        # The work of a node counts once, though it may have a time alone and one with others.
-        largest = {node: each for each in sorted(own, key=lambda each: len(each["nodes"])) for node in each["nodes"]}
-        own.sort(key=lambda each: min(order.get(name, 0) for name in each["nodes"]), reverse=direction == "backward")
+        own = [each for each in groups if each.direction == direction]
+        own.sort(key=lambda each: min(order.get(name, 0) for name in each.nodes), reverse=direction == "backward")
         for each in own:
-            parameters = [name for node in each["nodes"] for name in owners.get(node, ())] * (direction == "backward")
+            parameters = [name for node in each.nodes for name in owners.get(node, ())] * (direction == "backward")
             given.update(parameters)
-            first = each["nodes"][0]
-            label = f"{first} {direction}" + (f" +{len(each['nodes']) - 1}" if len(each["nodes"]) > 1 else "")
-            heaviest = max(each["nodes"], key=lambda name: (graph.get(name) or {}).get("flops") or 0)
-            kind = (graph.get(heaviest) or {}).get("op_type", "?")
-            counts = [_counted(graph.get(node) or {}, direction) for node in each["nodes"] if largest[node] is each]
-            flops, moved = (float(sum(of)) for of in zip(*counts, strict=True)) if counts else (0.0, 0.0)
-            found.append(Task(label, kind, each["seconds"] / slow, tuple(parameters), flops, moved))
+            label = f"{each.nodes[0]} {direction}" + (f" +{len(each.nodes) - 1}" if len(each.nodes) > 1 else "")
+            facts = [graph.get(name) or {} for name in each.nodes]
+            kind = max(facts, key=lambda known: known.get("flops") or 0).get("op_type", "?")
+            flops, moved = (sum(of) for of in zip(*(_counted(known, direction) for known in facts), strict=True))
+            found.append(Task(label, kind, each.seconds / slow, tuple(parameters), flops, moved))
     rest = tuple(name for name in network.parameters if name not in given)
     if rest:  # nodes without a time, such as views: their gradients come last
         tasks["backward"].append(Task("others backward", "?", 0.0, rest))

@@ -14,7 +14,7 @@ from d5suite.network import Network
 from d5suite.network.analysis import analyse
 from d5suite.network.builder import Builder
 from d5suite.network.nodes.windows import window
-from d5suite.network.zoo import NETWORKS, build
+from d5suite.network.zoo import NETWORKS, build, name_in
 from d5suite.testing.networks import random_batch
 from d5suite.validate.network.gradient import check_gradient_float64
 from d5suite.validate.network.inference import check_inference
@@ -169,6 +169,12 @@ LARGEST = ("vgg16", "vgg19", "resnext101_32x8d", "resnet152", "resnet152_v1", "r
 
 def _image_size(name: str) -> int:
     return {"inception_v3": 299, "lenet5": 32}.get(name, 224)
+
+
+def test_a_recipes_name_ends_with_its_network_or_the_only_one_of_a_family() -> None:
+    wanted = {"imagenet_googlenet": "googlenet", "digits_lenet": "lenet5", "mine-resnet152_v1": "resnet152_v1",
+              "imagenet_resnet": None, "imagenet_other": None}  # fmt: skip
+    assert {recipe: name_in(recipe) for recipe in wanted} == wanted
 
 
 @pytest.mark.parametrize(

@@ -44,32 +44,28 @@ def _run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(factory: pytest.TempPathFactory, backends: str, measurement: str, file: str) -> Path:
+    """Return a folder with the recipe's results of a measurement."""
+
     def made() -> str:
-        folder = tmp_path_factory.mktemp("layers")
+        folder = factory.mktemp("layers")
         (folder / "pytest.ini").write_text("[pytest]\n")
         (folder / "test_small.py").write_text(RECIPE)
-        common = ("pytest", "-p", "no:cacheprovider", "-q", "test_small.py", "--jobs", "jobs", "--passes", "layers")
-        _run(folder, *common, "--backend", ",".join(BACKENDS), "-k", "inference", "--benchmark-json", "inference.json")
+        _run(folder, "pytest", "-p", "no:cacheprovider", "-q", "test_small.py", "--jobs", "jobs", "--passes", "layers",
+             "--backend", backends, "-k", measurement, "--benchmark-json", file)  # fmt: skip
         return str(folder)
 
-    return Path(made_once(tmp_path_factory, "layers", made))
+    return Path(made_once(factory, f"layers-{measurement}", made))
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return measured(tmp_path_factory, ",".join(BACKENDS), "inference", "inference.json")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``training.json``: a training step on PyTorch."""
-
-    def made() -> str:
-        folder = tmp_path_factory.mktemp("trained")
-        (folder / "pytest.ini").write_text("[pytest]\n")
-        (folder / "test_small.py").write_text(RECIPE)
-        _run(folder, "pytest", "-p", "no:cacheprovider", "-q", "test_small.py", "--jobs", "jobs", "--passes", "layers",
-             "--backend", "torch", "-k", "training_step", "--benchmark-json", "training.json")  # fmt: skip
-        return str(folder)
-
-    return Path(made_once(tmp_path_factory, "trained", made))
+    return measured(tmp_path_factory, "torch", "training_step", "training.json")
 
 
 @pytest.mark.slow

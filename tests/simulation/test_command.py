@@ -58,7 +58,9 @@ def test_ranks_of_a_machine_share_its_memory(tmp_path: Path, capsys: pytest.Capt
     seconds = []
     for counts in ((1, 2), (1,)):
         file = shared(tmp_path / "machine.json", counts=counts)
-        seconds.append(run(tmp_path, *LENET, "--machine", str(file), "--cores", "2")["step_s"])
+        found = run(tmp_path, *LENET, "--machine", str(file), "--cores", "2")
+        seconds.append(found["step_s"])
+        assert bool(found["missing"]) == (counts == (1,)) != ("share" in found["sources"]["computing"])
     apart, alone = capsys.readouterr().out.split("as given")[1:]
     assert seconds[0] > 1.02 * seconds[1]
     assert "do not compete" not in apart and "d5suite machine --threads 1,2 -o FILE" in alone

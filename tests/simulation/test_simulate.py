@@ -163,7 +163,7 @@ def test_work_that_has_two_times_counts_once() -> None:
     graph = {node.name: {"op_type": node.op_type, "stage": "x", "flops": 10, "bytes": 100} for node in network.nodes}
     first, second, *others = graph
     groups = [[first], [first, second], *([each] for each in others)]
-    times = [{"nodes": nodes, "direction": "forward", "seconds": 1e-3} for nodes in groups]
+    times = [{"nodes": nodes, "direction": "forward", "seconds": 1e-3, "calls": 1} for nodes in groups]
     part = {"graph": graph, "times": times, "slowdown": 1.0, "plain_step_s": 1.0}
     step = from_layers(part, network, title="planted")
     assert sum(each.bytes for each in step.forward) == 100 * len(graph)

@@ -23,6 +23,17 @@ NETWORKS: dict[str, Callable[..., Network]] = {
 """Name to a function ``(*, classes, image_size, seed) -> Network``."""
 
 
+def name_in(recipe: str) -> str | None:
+    """Return the network whose name ends a recipe's, or the only one of the family that does.
+
+    ``imagenet_resnet50`` ends with ``resnet50``, and ``digits_lenet`` with the family of
+    ``lenet5``. None if there is no such network, or several of a family.
+    """
+    exact = max((name for name in NETWORKS if recipe.endswith(name)), key=len, default=None)
+    family = [name for name in NETWORKS if recipe.endswith(f"_{name.rstrip('0123456789')}")]
+    return exact or (family[0] if len(family) == 1 else None)
+
+
 def build(name: str, *, classes: int = 1000, image_size: int = 224, seed: int = 0) -> Network:
     """Build a network of the zoo.
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d5suite.report.node_groups import node_groups
+from d5suite.models.node_groups import node_groups
 from d5suite.report.roofline import timed_nodes
 
 NAMES = [f"node{number}" for number in range(8)]
