@@ -41,7 +41,7 @@ LIMIT = 0.97
 
 
 class Workload(NamedTuple):
-    """A network of the zoo and its batch, as in the recipes' ``smoke`` presets."""
+    """A network of the zoo and its batch, about as small as in the recipes' ``smoke`` presets."""
 
     network: str
     image_size: int

@@ -14,7 +14,7 @@ RECIPE = Recipe(
     optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
     measurements=(*MEASUREMENTS, "step_breakdown", "time_to_accuracy"),
     presets={
-        "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=0.8, leaves_out=SHORT),
+        "smoke": Preset(image_size=96, batch_size=4, classes=10, max_time_s=0.8, leaves_out=SHORT),
         "standard": Preset(
             image_size=224,
             batch_size=32,

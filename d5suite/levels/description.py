@@ -202,8 +202,8 @@ class Description:
     reduced : str
         Why recipes measure it at their ``reduced`` preset only; otherwise empty.
     slow_float64 : str
-        Why float64 on the CPU is much slower than in other backends; otherwise empty. Such a
-        backend is proved last, against references that the others have computed.
+        Why a proof in float64 on the CPU takes much longer than in other backends; otherwise empty.
+        Such a backend is not proved first, if others can compute its references.
     on_request : str
         Why only the recipe of a user's own network measures it unless ``--backend`` names it;
         otherwise empty.

@@ -250,6 +250,9 @@ class NodeTimes:
         Held nine in ten of the networks that were left out, either way.
     seen : frozenset of str
         Operators of measured nodes.
+    timed : frozenset of (str, str)
+        Classes and directions of measured nodes. One without constants ran as one with others
+        wherever it was measured, and the constants of those hold its time.
     gap_s : float
         Seconds after each node.
     like : mapping of (str, str) to LikeNodes
@@ -262,6 +265,7 @@ class NodeTimes:
     fixed_s: float
     factor: float = math.inf
     seen: frozenset[str] = frozenset()
+    timed: frozenset[tuple[str, str]] = frozenset()
     gap_s: float = 0.0
     like: Mapping[tuple[str, str], LikeNodes] = field(default_factory=dict)
 
@@ -296,7 +300,7 @@ class NodeTimes:
 
         Of class `ELSE`, which only moves data, any operator stands for all.
         """
-        known = {place[:2] for place in self.constants}
+        known = self.timed | {place[:2] for place in self.constants}
         return sorted(
             {
                 each.kind if each.kind in (POINTWISE, GROUPED) else each.op_type
@@ -357,8 +361,10 @@ def fit_once(points: Sequence[MeasuredStep]) -> NodeTimes:
         float,
         nonnegative([*steps, (1.0, 0.0, 0.0, 0.0)], [*own_s, 1.0], [*(1 / each for each in own_s), NEAR_ONE]),
     )
-    seen = frozenset(node.op_type for each in points for timed in each.timed for node in timed.nodes)
-    return NodeTimes(constants, scale, update, fixed, seen=seen, gap_s=gap, like=like)
+    measured = [node for each in points for timed in each.timed for node in timed.nodes]
+    seen = frozenset(node.op_type for node in measured)
+    places = frozenset((node.family, node.direction) for node in measured)
+    return NodeTimes(constants, scale, update, fixed, seen=seen, timed=places, gap_s=gap, like=like)
 
 
 def _like(rows: Sequence[tuple[NodeWork, float, float]]) -> LikeNodes:

@@ -55,16 +55,21 @@ SPARE = 0.95
 """Fraction of the free memory that a worker may use beside others."""
 
 AT_ONCE = 2
-"""Most workers that prove at once. One keeps about 1.4 of two cores busy: frameworks compile and
-import, and NumPy compares, in one thread."""
+"""Most workers that prove at once. One of them must be a backend with slow float64, which keeps
+about one core busy. Threads of others spin while they wait: on two cores PyTorch and TensorFlow,
+or MXNet and NumPy, take longer beside each other than one after the other."""
 
 SHARED_THREADS = 4
 """Most threads of workers that prove at once. All workers have the same cores, and more threads
 that wait for each other, spinning, would take more from each other than one thread leaves idle."""
 
-ROOM_TO_PROVE = 5.0
-"""Free memory needed to prove two at once, in multiples of the largest worker so far: either may
-grow to twice that, because float64 is twice as wide, and the rest is a reserve."""
+ROOM_TO_PROVE = 2.0
+"""Free memory needed to prove two at once, in multiples of what one needs: both may grow by that,
+and what the first one already holds is the reserve."""
+
+WIDER = 2
+"""Memory of a worker that has proved, in multiples of one that has prepared: float64 is twice as
+wide."""
 
 
 def can_take_turns(session: Session, jobs: Sequence[Sequence[Wanted]], least: int = 2) -> bool:
@@ -93,7 +98,7 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
     KeyboardInterrupt
         After Ctrl-C; what was finished is known.
     """
-    jobs = sorted(jobs, key=lambda batch: bool(batch[0].selection.backend.slow_float64))
+    jobs = _in_proving_order(session, jobs)
     try:
         for launch in range(1, launches + 1):
             if launch > 1:
@@ -107,6 +112,19 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
         for each in itertools.chain.from_iterable(jobs):
             if session.known(each) is None:
                 session.keep(each, MeasurementResult(failure=describe_error(error)))
+
+
+def _in_proving_order(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[Sequence[Wanted]]:
+    """Put the jobs that prove slowly second: one that proves beside them fills the other cores.
+
+    The first job of a preset proves before the others, and all wait for its references.
+    """
+    fast = [batch for batch in jobs if not batch[0].selection.backend.slow_float64]
+    slow = [batch for batch in jobs if batch[0].selection.backend.slow_float64]
+    presets = [batch[0].case.preset_name(batch[0].selection, session.settings) for batch in fast]
+    firsts = {presets.index(preset) for preset in presets}
+    first = [batch for place, batch in enumerate(fast) if place in firsts]
+    return [*first, *slow, *(batch for place, batch in enumerate(fast) if place not in firsts)]
 
 
 def _launched_again(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[list[Wanted]]:
@@ -129,11 +147,13 @@ class RoundScheduler(TurnScheduler):
         self._results: dict[str, dict[str, MeasurementResult]] = {name: {} for name in self._batches}
         self._workers: dict[str, TurnWorker] = {}
         self._largest = 0
+        self._to_prove: dict[str, int] = {}
         self._rounds: dict[str, dict[str, list[list[float]]]] = {}
         self._token = uuid.uuid4().hex
         self._beside = len(allowed_cpus()) > 1
         self._at_once = AT_ONCE if session.settings.threads <= SHARED_THREADS else 1
         firsts = {name: batch[0] for name, batch in self._batches.items()}
+        self._slow = {name for name, each in firsts.items() if each.selection.backend.slow_float64}
         self._presets = {name: each.case.preset_name(each.selection, session.settings) for name, each in firsts.items()}
         self._proved = set(self._presets.values() if launch > 1 or crowded else ())
 
@@ -221,6 +241,8 @@ class RoundScheduler(TurnScheduler):
         waiting = super()._next(name, jobs)
         if waiting is None or waiting[0]:
             self._proved.add(self._presets[name])
+            if name in self._workers:
+                self._to_prove[name] = self._workers[name].peak_bytes
         if waiting is not None and waiting[0]:
             self._tell_median(waiting[0], name, waiting[1].sample_s, 0)
         return waiting
@@ -236,12 +258,18 @@ class RoundScheduler(TurnScheduler):
     def _largest_yet(self) -> int:
         return max([self._largest, *(each.peak_bytes for each in self._workers.values())])
 
-    def may_prepare(self, prepared: Collection[str], waiting: Waiting) -> bool:
-        """See `TurnScheduler.may_prepare`; none stops the first one, so that its row comes soon."""
+    def may_prepare(self, name: str, prepared: Collection[str], waiting: Waiting) -> bool:
+        """See `TurnScheduler.may_prepare`.
+
+        None stops the first one, so that its row comes soon, nor one that it then has to wait for.
+        """
         if not prepared:
             return True
-        has_room = self._limit() >= ROOM_TO_PROVE * self._largest_yet()
-        return bool(waiting) and len(prepared) < self._at_once and has_room
+        if name not in self._slow and self._slow.isdisjoint(prepared):
+            return False
+        needed = max([self._largest, *self._to_prove.values()])
+        has_room = self._limit() >= ROOM_TO_PROVE * needed
+        return bool(waiting) and len(prepared) < self._at_once and has_room and self._has_references(name, prepared)
 
     def may_prove(self, name: str, proving: Collection[str]) -> bool:
         """See `TurnScheduler.may_prove`.
@@ -249,6 +277,11 @@ class RoundScheduler(TurnScheduler):
         The first job of a preset proves before the others begin: it computes references and a
         training run for all of them.
         """
+        self._to_prove.setdefault(name, WIDER * self._workers[name].peak_bytes)
+        return self._has_references(name, proving)
+
+    def _has_references(self, name: str, proving: Collection[str]) -> bool:
+        """Return whether a job has its references, or none of these jobs computes them."""
         preset = self._presets[name]
         return preset in self._proved or all(self._presets[each] != preset for each in proving)
 

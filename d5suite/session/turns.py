@@ -54,11 +54,12 @@ class TurnScheduler(ABC):
         """Return whether one more job may start beside the others."""
         return True
 
-    def may_prepare(self, prepared: Collection[str], waiting: Waiting) -> bool:
-        """Return whether one more job may prepare, and then prove, while others prove.
+    def may_prepare(self, name: str, prepared: Collection[str], waiting: Waiting) -> bool:
+        """Return whether a job may prepare, and then prove, while others prove.
 
         Parameters
         ----------
+        name : str
         prepared : collection of str
             Names of the jobs that have prepared, and do not wait for turns yet.
         waiting : mapping
@@ -134,9 +135,9 @@ class TurnScheduler(ABC):
         """Return the job to run alone next: one that has proved, or else one that may prepare."""
         asking = [name for name, each in active.items() if each.asks == ALONE]
         proved = [name for name in asking if name in prepared]
-        if not proved and asking and self.may_prepare(prepared, waiting):
-            return asking[0]
-        return proved[0] if proved else None
+        if proved:
+            return proved[0]
+        return next((name for name in asking if self.may_prepare(name, prepared, waiting)), None)
 
     def _alone(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
         """Let a job run while all others wait, until its worker waits for its turns."""

@@ -79,6 +79,21 @@ def test_nodes_that_ran_as_one_are_of_the_class_of_the_heaviest() -> None:
     assert [predicted_s(model, each) for each in apart] == pytest.approx([each.seconds for each in apart], rel=0.1)
 
 
+def test_a_class_that_always_ran_as_one_with_others_is_known() -> None:
+    loss = NodeWork("Softmax", "forward", 1e3, 1e3)
+    fused = [
+        replace(each, nodes=[*each.nodes, loss], timed=[
+            TimedNodes([*each.timed[0].nodes, loss], each.timed[0].seconds), *each.timed[1:]
+        ])
+        for each in steps(4)
+    ]  # fmt: skip
+    model = fit_once(fused)
+    assert not model.unknown([loss])
+    assert [predicted_s(model, each) for each in fused] == pytest.approx([each.seconds for each in fused], rel=0.1)
+    assert model.unknown([loss._replace(op_type="Tanh")]) == ["Tanh"]
+    assert fit_once(steps(4)).unknown([loss]) == ["Softmax"]
+
+
 def small_images(networks: int) -> list[MeasuredStep]:
     """Planted: 1 × 1 convolutions at half of the ceiling, and on images of 2 × 2 places at 0.06."""
     rng = np.random.default_rng(4)

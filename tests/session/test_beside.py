@@ -59,7 +59,7 @@ Times = Mapping[str, Mapping[str, list[float]]]
 class Pairs(TurnScheduler):
     """Two prove at once; each takes one sample."""
 
-    def may_prepare(self, prepared: Collection[str], waiting: Waiting) -> bool:
+    def may_prepare(self, name: str, prepared: Collection[str], waiting: Waiting) -> bool:
         return len(prepared) < 2
 
     def take(self, key: str, workers: Mapping[str, TurnWorker]) -> Mapping[str, str]:

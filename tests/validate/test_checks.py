@@ -231,6 +231,31 @@ def test_a_wrong_tensor_is_named_in_the_timed_precision(batch: tuple[np.ndarray,
         Validation().require(check_gradient(wrong, HandExecutor(), *batch, SINGLE))
 
 
+@pytest.mark.parametrize(
+    ("wrong_at", "passes"),
+    [("these weights", True), ("all weights", False), ("the first call", False)],
+)
+def test_a_flip_at_these_weights_is_no_wrong_gradient(
+    wrong_at: str, passes: bool, batch: tuple[np.ndarray, np.ndarray]
+) -> None:
+    executor = HandExecutor(precision="fp32")
+    start, calls = executor.parameters(), []
+
+    def fault(answer: dict[str, np.ndarray]) -> None:
+        calls.append(1)
+        here = np.array_equal(start["fc.weight"], executor.values["fc.weight"])
+        if {"these weights": here, "the first call": len(calls) == 1}.get(wrong_at, True):
+            answer["fc.bias"] = answer["fc.bias"] * 1.05
+
+    executor.fault = fault
+    checks = check_gradient(executor, HandExecutor(), *batch, SINGLE)
+    gradient = next(check for check in checks if check.name.startswith("gradient"))
+    assert gradient.passed is passes, gradient
+    assert gradient.error < 1e-5 if passes else gradient.error == pytest.approx(0.05, rel=0.01)
+    assert ("least error at 2 weights" in gradient.detail) is passes
+    assert all(np.array_equal(start[name], value) for name, value in executor.parameters().items())
+
+
 @pytest.mark.parametrize(("factor", "roundings", "passes"), [(1.001, 1, False), (1.001, 1e4, True), (1.5, 1e4, False)])
 def test_larger_roundings_count_only_where_they_are_declared(
     factor: float, roundings: float, passes: bool, batch: tuple[np.ndarray, np.ndarray]

@@ -56,6 +56,7 @@ BACKEND = Backend(
         ),
         "horovod": horovod(tensorflow="horovod.tensorflow.mpi_lib", torch="horovod.torch.mpi_lib_v2"),
     },
+    slow_float64="Keras builds and traces each float64 function in Python, layer by layer",
     absent={
         "L2 flush": "Keras's tensors are never overwritten, so that no buffer can be written again and again",
         "device events": "Keras has no events, and those of its backend are not its own",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,7 @@ from d5suite.validate.network.sensitivity import (
     check_each_gradient,
     differentiate,
     gradient_errors,
+    neighbours,
 )
 from d5suite.validate.norms import FLOAT64, UNIT_ROUNDOFF, relative_l2
 
@@ -303,8 +304,9 @@ def check_gradient(
     if statistics and precision in ("fp32", "fp64"):
         drifted = _statistics_errors(start, after, statistics, UNIT_ROUNDOFF[precision])
         checks = [Check.worst(f"running statistics {against}", drifted, STATISTICS)]
-    wanted = {name: expected[name] for name in network.parameters}
-    whole = Check.worst(f"gradient {against}", gradient_errors(answer, wanted, UNIT_ROUNDOFF[precision]), limit)
+    whole = _whole(f"gradient {against}", network, (answer, expected), precision, limit)
+    if precision == "fp32" and limit < whole.error <= SATURATION:
+        whole = _without_flips(whole, executor, proved, (fed, few), answer)
     checks += [Check(f"loss {against}", relative_l2(answer[loss], expected[loss]), close, loss), whole]
     if precision == "fp32" and limit > FINE and whole.passed:
         name = f"each gradient against its own sensitivity {against}"
@@ -313,6 +315,35 @@ def check_gradient(
         )
         checks.append(own)
     return checks
+
+
+def _whole(name: str, network: Network, answers: tuple[Arrays, Arrays], precision: str, limit: float) -> Check:
+    """Compare all gradients with the expected ones; the error is the largest of all tensors."""
+    found, expected = answers
+    wanted = {each: expected[each] for each in network.parameters}
+    return Check.worst(name, gradient_errors(found, wanted, UNIT_ROUNDOFF[precision]), limit)
+
+
+def _without_flips(
+    whole: Check, executor: Executor, proved: Executor, batches: tuple[Arrays, Arrays], answer: Arrays
+) -> Check:
+    """Repeat a check that failed at neighbouring weights, where other ReLUs flip, if any do.
+
+    The noise that measures a network's sensitivity may flip fewer ReLUs than the roundings of one
+    pass. A wrong gradient is wrong at each of the weights. A flip comes again at the same weights:
+    if the first answer does not, it stands.
+    """
+    network, precision, limit = executor.network, executor.precision, whole.tolerance
+    again = _whole(whole.name, network, (differentiate(executor, batches[0]), answer), precision, limit)
+    if not again.passed:
+        return whole
+    least, points = whole, 1
+    for answers in neighbours(executor, proved, batches):
+        points += 1
+        least = min(least, _whole(whole.name, network, answers, precision, limit), key=lambda each: each.error)
+        if least.passed:
+            return replace(least, detail=f"{least.detail}, least error at {points} weights")
+    return whole
 
 
 def _statistics_errors(start: Arrays, found: Arrays, expected: Arrays, roundoff: float) -> dict[str, float]:

@@ -158,13 +158,10 @@ def check_each_gradient(
 
     points = 1
     if not all_close(*answers):
-        start = executor.parameters()
-        for moved in disturbed(proved, SENSITIVITY_NOISE * roundoff, draws=POINTS - 1, dtype=np.float32):
-            executor.load_parameters({each: value.astype(start[each].dtype) for each, value in moved.items()})
+        for found, expected in neighbours(executor, proved, batches):
             points += 1
-            if all_close(differentiate(executor, batches[0]), differentiate(proved, batches[1])):
+            if all_close(found, expected):
                 break
-        executor.load_parameters(start)
     if roundings > 1 and not all(check.passed for check in best.values()):
         wider = Sensitivity.measure(proved, batches[1], answers[1], executor.precision, roundings)
         limits, points = wider.limits(sizes), 1
@@ -174,6 +171,26 @@ def check_each_gradient(
     worst = max(best.values(), key=_ratio)
     detail = f"{worst.detail}, least error at {points} weights" if points > 1 else worst.detail
     return replace(worst, name=f"{name}, {len(names)} tensors", detail=f"worst: {detail}")
+
+
+def neighbours(
+    executor: Executor, proved: Executor, batches: tuple[Arrays, Arrays]
+) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    """Differentiate both executors at neighbouring weights, which they do not keep.
+
+    Yields
+    ------
+    tuple of dict
+        Loss and gradients of each executor.
+    """
+    start = executor.parameters()
+    noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[executor.precision]
+    try:
+        for moved in disturbed(proved, noise, draws=POINTS - 1, dtype=np.float32):
+            executor.load_parameters({each: value.astype(start[each].dtype) for each, value in moved.items()})
+            yield differentiate(executor, batches[0]), differentiate(proved, batches[1])
+    finally:
+        executor.load_parameters(start)
 
 
 def _ratio(check: Check) -> float:
