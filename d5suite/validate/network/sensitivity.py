@@ -174,9 +174,18 @@ def check_each_gradient(
 
 
 def neighbours(
-    executor: Executor, proved: Executor, batches: tuple[Arrays, Arrays]
+    executor: Executor, proved: Executor, batches: tuple[Arrays, Arrays], points: int = POINTS
 ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
     """Differentiate both executors at neighbouring weights, which they do not keep.
+
+    Parameters
+    ----------
+    executor, proved : Executor
+        As timed, and in float64, with the same weights.
+    batches : tuple of mapping
+        The batch of each executor.
+    points : int
+        One more than the weights that are taken.
 
     Yields
     ------
@@ -186,7 +195,7 @@ def neighbours(
     start = executor.parameters()
     noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[executor.precision]
     try:
-        for moved in disturbed(proved, noise, draws=POINTS - 1, dtype=np.float32):
+        for moved in disturbed(proved, noise, draws=points - 1, dtype=np.float32):
             executor.load_parameters({each: value.astype(start[each].dtype) for each, value in moved.items()})
             yield differentiate(executor, batches[0]), differentiate(proved, batches[1])
     finally:
