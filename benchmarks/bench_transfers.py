@@ -7,7 +7,7 @@ same processes and on the same links. Latency is what the kernel gives: ``netem`
 ``pytest benchmarks/bench_transfers.py`` prints for each fixture and scheme the ratio of a
 setting's step to the scheme without an order, with its interval, and both variations; and the ratio
 of steps across the barrier (``cross_barrier``) to steps that end with their update.
-``D5SUITE_BENCH_FIXTURES=alexnet,vgg16,inception_v3,resnet50`` takes whole networks at smoke size,
+``D5SUITE_BENCH_FIXTURES=alexnet,vgg16,inception_v3,resnet50`` takes whole networks at small sizes,
 and ``small`` takes seconds. What a killed run left behind is removed by the next one.
 """
 

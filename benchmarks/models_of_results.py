@@ -43,7 +43,7 @@ SMALL = 64 << 10
 """Bytes up to which a message is small: its latency counts."""
 
 NETWORKS = ("alexnet", "googlenet", "mobilenet_v2", "resnet50", "vgg16")
-"""Networks of the zoo that are measured, at 64 pixels."""
+"""Networks of the zoo that are measured, at the sizes of their presets ``smoke``."""
 
 LAUNCHES = 3
 """Of steps of one rank and of several, in turn: on a shared machine one launch may take half as

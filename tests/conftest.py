@@ -169,9 +169,14 @@ json.dump(answers, sys.stdout)
 
 
 def run_several(commands: Sequence[Sequence[str]], folder: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Run several ``python -m MODULE ARGUMENTS`` in one process, for commands that end early."""
+    """Run several ``python -m MODULE ARGUMENTS`` in one process, for commands that end early.
+
+    NumPy has one thread: it is imported before a worker keeps to its cores, and more threads would
+    wait for each other.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", SEVERAL], cwd=folder, env=plugin_environment(), input=json.dumps(commands),
+        [sys.executable, "-c", SEVERAL], cwd=folder, env=plugin_environment() | {"OPENBLAS_NUM_THREADS": "1"},
+        input=json.dumps(commands),
         capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     return [subprocess.CompletedProcess(c, *a) for c, a in zip(commands, json.loads(done.stdout), strict=True)]

@@ -47,6 +47,9 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
 
 ELSE = "other"
 
+CHEAP = (ELSE, "function")
+"""Classes that compilers fuse with others, and that take little time alone."""
+
 POINTWISE, GROUPED = "1 × 1 convolution", "grouped convolution"
 """Classes of convolutions, which their shapes tell; the rest are of the class of their operator."""
 
@@ -251,8 +254,9 @@ class NodeTimes:
     seen : frozenset of str
         Operators of measured nodes.
     timed : frozenset of (str, str)
-        Classes and directions of measured nodes. One without constants ran as one with others
-        wherever it was measured, and the constants of those hold its time.
+        Classes and directions of measured nodes. A class without constants ran as one with others
+        wherever it was measured, whose constants hold its time. Alone it counts as nothing, so that
+        only cheap classes (`CHEAP`) are known by this.
     gap_s : float
         Seconds after each node.
     like : mapping of (str, str) to LikeNodes
@@ -300,7 +304,7 @@ class NodeTimes:
 
         Of class `ELSE`, which only moves data, any operator stands for all.
         """
-        known = self.timed | {place[:2] for place in self.constants}
+        known = {place[:2] for place in self.constants} | {place for place in self.timed if place[0] in CHEAP}
         return sorted(
             {
                 each.kind if each.kind in (POINTWISE, GROUPED) else each.op_type

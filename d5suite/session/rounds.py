@@ -115,9 +115,10 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
 
 
 def _in_proving_order(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[Sequence[Wanted]]:
-    """Put the jobs that prove slowly second: one that proves beside them fills the other cores.
+    """Put backends with slow float64 after the first job of each preset, before all others.
 
-    The first job of a preset proves before the others, and all wait for its references.
+    The first job of a preset proves before the others, which wait for its references. Then one that
+    proves slowly leaves cores to another one.
     """
     fast = [batch for batch in jobs if not batch[0].selection.backend.slow_float64]
     slow = [batch for batch in jobs if batch[0].selection.backend.slow_float64]
@@ -261,7 +262,8 @@ class RoundScheduler(TurnScheduler):
     def may_prepare(self, name: str, prepared: Collection[str], waiting: Waiting) -> bool:
         """See `TurnScheduler.may_prepare`.
 
-        None stops the first one, so that its row comes soon, nor one that it then has to wait for.
+        No job stops the first one, so that its row comes soon. None prepares while another one
+        computes the references that it needs.
         """
         if not prepared:
             return True
@@ -277,7 +279,7 @@ class RoundScheduler(TurnScheduler):
         The first job of a preset proves before the others begin: it computes references and a
         training run for all of them.
         """
-        self._to_prove.setdefault(name, WIDER * self._workers[name].peak_bytes)
+        self._to_prove[name] = max(self._to_prove.get(name, 0), WIDER * self._workers[name].peak_bytes)
         return self._has_references(name, proving)
 
     def _has_references(self, name: str, proving: Collection[str]) -> bool:

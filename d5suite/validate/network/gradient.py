@@ -14,6 +14,8 @@ Imports the contract, ONNX and NumPy; no framework.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -61,7 +63,7 @@ STATISTICS = 1e-3
 
 WHOLE_POINTS = 3
 """Weights at which the whole gradient may be off before it fails. Its tolerance is wide: among all
-recipes only deep500's ResNet-50, with 8 images of 48 px, was seen to need a second point."""
+recipes only deep500's ResNet-50 with ``batch-size=8`` was seen to need a second point."""
 
 SATURATION = 0.9
 """Largest accepted error of a gradient, however sensitive the network: at 1, a gradient of zero
@@ -335,19 +337,18 @@ def _without_flips(
 
     The noise that measures a network's sensitivity may flip fewer ReLUs than the roundings of one
     pass. A wrong gradient is wrong at each of the weights. A flip comes again at the same weights:
-    if the first answer does not, it stands.
+    if the first answer does not, it was wrong.
     """
-    network, precision, limit = executor.network, executor.precision, whole.tolerance
-    again = _whole(whole.name, network, (differentiate(executor, batches[0]), answer), precision, limit)
-    if not again.passed:
+
+    def check(found: Arrays, expected: Arrays) -> Check:
+        return _whole(whole.name, executor.network, (found, expected), executor.precision, whole.tolerance)
+
+    with contextlib.closing(neighbours(executor, proved, batches, WHOLE_POINTS - 1)) as around:
+        checks = itertools.starmap(check, around)
+        passed, points = next(((each, points) for points, each in enumerate(checks, 2) if each.passed), (whole, 1))
+    if not passed.passed or not check(differentiate(executor, batches[0]), answer).passed:
         return whole
-    least, points = whole, 1
-    for answers in neighbours(executor, proved, batches, WHOLE_POINTS):
-        points += 1
-        least = min(least, _whole(whole.name, network, answers, precision, limit), key=lambda each: each.error)
-        if least.passed:
-            return replace(least, detail=f"{least.detail}, least error at {points} weights")
-    return whole
+    return replace(passed, detail=f"{passed.detail}, least error at {points} weights")
 
 
 def _statistics_errors(start: Arrays, found: Arrays, expected: Arrays, roundoff: float) -> dict[str, float]:

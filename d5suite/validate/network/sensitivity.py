@@ -4,15 +4,17 @@ A rounding that flips a ReLU moves the gradients of all tensors before it by a s
 of the whole gradient of a deep network is therefore some percent, although most gradients are far
 closer to float64, and those behind the last ReLU are always close. So each tensor is also held to
 its own sensitivity, in error and in length. Flips are rare and lie elsewhere at other weights: a
-tensor that is off is taken again at a few neighbouring weights, and fails if it is off at each.
+tensor that is off is taken again at a few neighbouring weights, and fails if it is off at each. So
+is the whole gradient (`d5suite.validate.network.gradient`).
 
 Imports the contract and NumPy; no framework.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -158,10 +160,11 @@ def check_each_gradient(
 
     points = 1
     if not all_close(*answers):
-        for found, expected in neighbours(executor, proved, batches):
-            points += 1
-            if all_close(found, expected):
-                break
+        with contextlib.closing(neighbours(executor, proved, batches)) as around:
+            for found, expected in around:
+                points += 1
+                if all_close(found, expected):
+                    break
     if roundings > 1 and not all(check.passed for check in best.values()):
         wider = Sensitivity.measure(proved, batches[1], answers[1], executor.precision, roundings)
         limits, points = wider.limits(sizes), 1
@@ -174,8 +177,8 @@ def check_each_gradient(
 
 
 def neighbours(
-    executor: Executor, proved: Executor, batches: tuple[Arrays, Arrays], points: int = POINTS
-) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    executor: Executor, proved: Executor, batches: tuple[Arrays, Arrays], draws: int = POINTS - 1
+) -> Generator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]], None, None]:
     """Differentiate both executors at neighbouring weights, which they do not keep.
 
     Parameters
@@ -184,8 +187,8 @@ def neighbours(
         As timed, and in float64, with the same weights.
     batches : tuple of mapping
         The batch of each executor.
-    points : int
-        One more than the weights that are taken.
+    draws : int
+        Number of neighbouring weights.
 
     Yields
     ------
@@ -195,7 +198,7 @@ def neighbours(
     start = executor.parameters()
     noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[executor.precision]
     try:
-        for moved in disturbed(proved, noise, draws=points - 1, dtype=np.float32):
+        for moved in disturbed(proved, noise, draws=draws, dtype=np.float32):
             executor.load_parameters({each: value.astype(start[each].dtype) for each, value in moved.items()})
             yield differentiate(executor, batches[0]), differentiate(proved, batches[1])
     finally:
