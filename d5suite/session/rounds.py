@@ -56,8 +56,8 @@ SPARE = 0.95
 
 AT_ONCE = 2
 """Most workers that prove at once. One of them must be a backend with slow float64, which keeps
-about one core busy. Threads of others spin while they wait: on two cores PyTorch and TensorFlow,
-or MXNet and NumPy, take longer beside each other than one after the other."""
+about one core busy. Threads of others spin while they wait: on two cores they prove more slowly
+beside each other than one after the other."""
 
 SHARED_THREADS = 4
 """Most threads of workers that prove at once. All workers have the same cores, and more threads

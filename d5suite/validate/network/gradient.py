@@ -62,8 +62,8 @@ STATISTICS = 1e-3
 64 values, as in ResNet's last stage (16 images of 64 px), is off by 1.6%."""
 
 WHOLE_POINTS = 3
-"""Weights at which the whole gradient may be off before it fails. Its tolerance is wide: among all
-recipes only deep500's ResNet-50 with ``batch-size=8`` was seen to need a second point."""
+"""Weights at which the whole gradient may be off before it fails. Fewer than `POINTS`, because its
+tolerance is wide: one proof of ResNet-50 (8 images of 48 px) was seen to need a second point."""
 
 SATURATION = 0.9
 """Largest accepted error of a gradient, however sensitive the network: at 1, a gradient of zero
