@@ -2,13 +2,13 @@
 #   make bench PYTHON=python3.12                       another interpreter (after `make clean`)
 #   PYTEST_ADDOPTS="--preset standard" make bench      options for pytest
 #   make study STUDY=mine.toml STUDY_FOLDER=mine       another study
-#   make test WORKERS=4                                test processes: more than cores, because some tests wait
+#   make test WORKERS=6                                test processes: more than cores, because some tests wait
 #   make test DURATIONS=0                              list how long all tests took, not only the slowest
 #   make bench RESULT=results/mine.json                another file (its series beside it, results/mine.h5)
 #   make horovod FRAMEWORKS=torch                      Horovod for fewer frameworks: four minutes each on 2 cores
 PYTHON ?= python3
 RESULT ?= results/latest.json
-WORKERS ?= 3
+WORKERS ?= 4
 DURATIONS ?= 20
 STUDY ?= studies/frameworks_2core_cpu.toml
 STUDY_FOLDER ?= results/study-2core-cpu
@@ -18,7 +18,7 @@ RUN := $(VENV)/bin/python
 SAY := printf 'd5suite: %s\n'
 
 .NOTPARALLEL:
-.PHONY: help bench study horovod test test-all lint docs clean
+.PHONY: help bench study horovod test test-all test-long lint docs clean
 
 help:
 	@echo "make bench      measure the recipes on the CPU frameworks (about 5 minutes on 2 cores); $(RESULT)"
@@ -26,6 +26,7 @@ help:
 	@echo "make horovod    build Horovod for the frameworks (12 minutes on 2 cores, once on a machine)"
 	@echo "make test       test what most users do, on few cases (12 minutes on 2 cores)"
 	@echo "make test-all   run every test, those of make test among them (55 minutes)"
+	@echo "make test-long  run the tests that make test leaves out"
 	@echo "make lint       check style and types"
 	@echo "make docs       build the documentation as a site (a minute; build/docs/index.html)"
 	@echo "make clean      remove the environment and the caches; results stay"
@@ -44,13 +45,14 @@ horovod: $(VENV)/installed
 	@$(RUN) third_party/horovod/build.py $(FRAMEWORKS)
 
 # Tests that measure time run afterwards, one at a time. Both parts run even if the first one fails.
-# OMP_WAIT_POLICY: waiting threads yield, so that the other test processes can work. XLA_FLAGS: tests ask whether answers
+# OMP_WAIT_POLICY: waiting threads yield, so that the other test processes can work. OPENBLAS_NUM_THREADS:
+# arrays of tests are small, and two threads on one CPU wait for each other. XLA_FLAGS: tests ask whether answers
 # are right, not fast, so JAX compiles without optimization. The tests start hundreds of processes: Python's bytecode is
 # kept, and JAX's compiled programs are kept for the rest of the run. KERASLESS: TensorFlow would import Keras in every
 # process; this setting asks for the old Keras, which is not installed. Horovod for TensorFlow needs Keras, though.
 # A failed test is repeated once and listed as rerun: other load on the machine disturbs processes, ports and clocks, but
 # a real fault fails twice.
-test test-all: $(VENV)/installed-test
+test test-all test-long: $(VENV)/installed-test
 	@rm -rf $(COMPILED); failed=; \
 	$(QUICKLY) $(RUN) -m pytest tests/ -n $(WORKERS) --dist worksteal $(RETRY) -m "($(CHOSEN)) and not alone" || failed=yes; \
 	$(QUICKLY) $(RUN) -m pytest $(ALONE_IN) $(RETRY) -m "($(CHOSEN)) and alone" || failed=yes; \
@@ -61,11 +63,12 @@ RETRY := --reruns 1 --rerun-show-tracebacks --durations $(DURATIONS) --durations
 test: CHOSEN := not slow
 KERASLESS := $(if $(wildcard $(VENV)/lib/python*/site-packages/horovod/tensorflow/mpi_lib*.so),,TF_USE_LEGACY_KERAS=1)
 COMPILED := .pytest_cache/d/jax
-QUICKLY := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(KERASLESS) \
+QUICKLY := OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(KERASLESS) \
 	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
 	--xla_cpu_use_fusion_emitters=false" \
 	JAX_COMPILATION_CACHE_DIR="$(CURDIR)/$(COMPILED)" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 test-all: CHOSEN := not quick
+test-long: CHOSEN := slow
 
 lint: $(VENV)/installed-test
 	@failed=; for check in "ruff check ." "ruff format --check ." mypy; do \

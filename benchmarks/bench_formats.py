@@ -28,7 +28,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from d5suite.data.formats import KINDS, open_store
-from d5suite.data.reading import FileLocation, Reader
+from d5suite.data.reading import FileLocation, ImageReader
 from d5suite.data.synthesis import cached_conversion, cached_imagenet
 from d5suite.statistics.ratios import Ratio, paired_ratio
 
@@ -70,7 +70,7 @@ def part_in_memory(files: Sequence[Path]) -> float:
 
 def read_all(locations: Sequence[FileLocation], order: Sequence[int]) -> float:
     """Return the seconds that reading every image takes."""
-    reader = Reader()
+    reader = ImageReader()
     start = time.perf_counter()
     for number in order:
         reader.read(locations[number], number)

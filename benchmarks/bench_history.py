@@ -14,7 +14,7 @@ import statistics
 import sys
 from collections import Counter
 
-from d5suite.report.history import Point
+from d5suite.report.history import HistoryPoint
 from d5suite.report.history_verdicts import verdict_on
 from d5suite.report.runs import Entry
 from d5suite.report.verdicts import Verdict
@@ -44,7 +44,7 @@ def noise(kind: str, count: int, seed: int | str) -> list[float]:
 
 def judged(earlier: list[float], new: float) -> Verdict:
     """Judge a run of a benchmark among the others of its suite."""
-    points = [Point(f"{day:04}", f"run {day}", _entry(figure)) for day, figure in enumerate(earlier)]
+    points = [HistoryPoint(f"{day:04}", f"run {day}", _entry(figure)) for day, figure in enumerate(earlier)]
     return verdict_on(points, _entry(new), Threshold(), BENCHMARKS)
 
 

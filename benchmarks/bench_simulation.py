@@ -38,7 +38,7 @@ from d5suite.instruments.threads import allowed_cpus
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD
 from d5suite.simulation import engine
-from d5suite.simulation.platform import Network, Node, machine_figures
+from d5suite.simulation.platform import ComputeNode, Interconnect, machine_figures
 from d5suite.simulation.simulate import Setup, simulate
 from d5suite.simulation.step import from_network
 from d5suite.simulation.what_if import scheme_settings
@@ -168,18 +168,18 @@ def inputs(name: str, size: int, measured: dict[str, list[float]]) -> Setup:
     busy_s = medians[f"busy {MESSAGES[0]}"]
     # Within a machine a message is a copy: it keeps a core busy as long as it takes.
     per_byte = max(medians[f"busy {MESSAGES[-1]}"] - busy_s, 0.0) / MESSAGES[-1] if RATE else beta
-    network = Network(max(alpha, 1e-6), 1 / beta, island=size, busy_s=busy_s, busy_s_per_byte=per_byte)
+    network = Interconnect(max(alpha, 1e-6), 1 / beta, island=size, busy_s=busy_s, busy_s_per_byte=per_byte)
     roof, _, _ = machine_figures(None, transport=None, threads=1)
     step = from_network(build(name, classes=10, image_size=SIZES[name]), roof, batch=BATCH, share=1.0, source="")
     step = step.scaled(medians["alone"] * share / step.seconds)
     moved = 5 * step.nbytes / ((medians["copy"] + medians["add"]) * share)
-    return Setup(step, scheme_settings(SCHEMES[0]), "ring", size, network, node=Node(moved, 1, cores))
+    return Setup(step, scheme_settings(SCHEMES[0]), "ring", size, network, node=ComputeNode(moved, 1, cores))
 
 
 def errors(name: str, size: int, measured: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     """Simulate each scheme with what was measured, and hold it against the real steps."""
     setup = inputs(name, size, measured)
-    bare = replace(setup, node=Node(), network=replace(setup.network, busy_s=0.0, busy_s_per_byte=0.0))
+    bare = replace(setup, node=ComputeNode(), network=replace(setup.network, busy_s=0.0, busy_s_per_byte=0.0))
     found = {}
     for text in SCHEMES:
         simulated, without = (

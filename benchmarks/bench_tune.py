@@ -45,7 +45,7 @@ from d5suite.session.session import Session
 from d5suite.tuning.confirm import DEFAULT, confirm
 from d5suite.tuning.profiles import space_of
 from d5suite.tuning.proposals import by_cores
-from d5suite.tuning.search import BudgetSpentError, Outcome, Search
+from d5suite.tuning.search import BudgetSpentError, Search, TrialOutcome
 from d5suite.tuning.space import Candidate, Change, Space
 from d5suite.tuning.trials import TrialJob
 from d5suite.tuning.whole_runs import trials_of
@@ -94,14 +94,14 @@ def by_pairs(session: Session, wanted: Wanted, space: Space, budget_s: float, la
         spent: list[float] = []
         again_s = 0.0
 
-        def measure(candidate: Candidate, bar: float) -> Outcome:
+        def measure(candidate: Candidate, bar: float) -> TrialOutcome:
             keep_s = 0.0 if bar == math.inf else again_s
             if spent and time.monotonic() + spent[-1] > end - keep_s:
                 raise BudgetSpentError
             trial = trials.measure(space.change(candidate), bar)
             spent.append(trial.seconds)
             tell(f"  {space.differences(candidate) or 'default'}: {trial.status} {math.exp(trial.value):.3f}")
-            return Outcome(trial.status, trial.value, trial.reason)
+            return TrialOutcome(trial.status, trial.value, trial.reason)
 
         measure(space.default, math.inf)
         again_s = 3 * spent[0]

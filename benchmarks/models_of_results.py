@@ -30,7 +30,7 @@ from d5suite.models.peak import fit_once as fit_peak_once
 from d5suite.models.peak import predicted_bytes
 from d5suite.network.zoo import build, name_in
 from d5suite.report.contests import rounds_of
-from d5suite.report.model_points import MEASUREMENTS, Kind, Points, points_of
+from d5suite.report.model_points import MEASUREMENTS, PointKind, Points, points_of
 from d5suite.report.reading import load_results
 from d5suite.simulation import engine
 from d5suite.simulation.platform import machine_figures, part_of_machine
@@ -188,7 +188,7 @@ class ClassError(NamedTuple):
 
     Attributes
     ----------
-    kind : Kind
+    kind : PointKind
     name, direction : str
         Of the class.
     share : float
@@ -197,7 +197,7 @@ class ClassError(NamedTuple):
         Predicted time over measured time, by network.
     """
 
-    kind: Kind
+    kind: PointKind
     name: str
     direction: str
     share: float

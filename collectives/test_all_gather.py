@@ -1,4 +1,4 @@
-"""All-gather by size, on every communicator and by every algorithm.
+"""All-gather by size, on every communicator and with every algorithm.
 
 pytest collectives/test_all_gather.py --ranks 2 --benchmark-json all_gather.json
 """

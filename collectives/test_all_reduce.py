@@ -1,4 +1,4 @@
-"""All-reduce by size, on every communicator and by every algorithm.
+"""All-reduce by size, on every communicator and with every algorithm.
 
 pytest collectives/test_all_reduce.py --ranks 2 --benchmark-json all_reduce.json
 """

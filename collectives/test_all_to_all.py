@@ -1,4 +1,4 @@
-"""All-to-all by size, on every communicator and by every algorithm.
+"""All-to-all by size, on every communicator and with every algorithm.
 
 pytest collectives/test_all_to_all.py --ranks 2 --benchmark-json all_to_all.json
 """

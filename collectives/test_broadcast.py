@@ -1,4 +1,4 @@
-"""Broadcast by size, on every communicator and by every algorithm.
+"""Broadcast by size, on every communicator and with every algorithm.
 
 pytest collectives/test_broadcast.py --ranks 2 --benchmark-json broadcast.json
 """

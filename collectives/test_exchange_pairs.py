@@ -1,4 +1,4 @@
-"""Pairs of ranks send to each other, both ways and all at once, by size.
+"""Pairs of ranks exchange messages, in both directions and all at once, by size.
 
 pytest collectives/test_exchange_pairs.py --ranks 2,4 --benchmark-json exchange_pairs.json
 """

@@ -1,4 +1,4 @@
-"""Several messages to another rank at once and one back, by size: LogGP's gap.
+"""Several messages to another rank without pauses, and one message back, by size: LogGP's gap.
 
 pytest collectives/test_ping_burst.py --ranks 2 --benchmark-json ping_burst.json
 """

@@ -1,4 +1,4 @@
-"""Several messages to another rank with pauses and one back, by size: LogGP's overhead.
+"""Several messages to another rank with pauses, and one message back: LogGP's overhead.
 
 pytest collectives/test_ping_paced.py --ranks 2 --benchmark-json ping_paced.json
 """

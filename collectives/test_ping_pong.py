@@ -1,4 +1,4 @@
-"""A message to another rank and back, by size: latency and bandwidth of one direction.
+"""A message to another rank and back, by size: latency and bandwidth in one direction.
 
 pytest collectives/test_ping_pong.py --ranks 2 --benchmark-json ping_pong.json
 """

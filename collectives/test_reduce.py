@@ -1,4 +1,4 @@
-"""Reduce by size, on every communicator and by every algorithm.
+"""Reduce by size, on every communicator and with every algorithm.
 
 pytest collectives/test_reduce.py --ranks 2 --benchmark-json reduce.json
 """

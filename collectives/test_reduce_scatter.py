@@ -1,4 +1,4 @@
-"""Reduce-scatter by size, on every communicator and by every algorithm.
+"""Reduce-scatter by size, on every communicator and with every algorithm.
 
 pytest collectives/test_reduce_scatter.py --ranks 2 --benchmark-json reduce_scatter.json
 """

@@ -1,4 +1,4 @@
-"""Each rank of the first half sends to one of the second half, all at once, by size.
+"""Every rank of the first half sends to a rank of the second half, all at once, by size.
 
 pytest collectives/test_send_pairs.py --ranks 2,4 --benchmark-json send_pairs.json
 """

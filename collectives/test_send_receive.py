@@ -1,4 +1,4 @@
-"""Every rank sends to the next one and receives from the one before, by size.
+"""Every rank sends to the next rank and receives from the previous rank, by size.
 
 pytest collectives/test_send_receive.py --ranks 2 --benchmark-json send_receive.json
 """

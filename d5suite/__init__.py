@@ -1,6 +1,6 @@
 """d5suite: one description of a deep-learning workload, measured natively on every framework.
 
-Importing this package imports no framework; names are loaded when first used.
+Importing this package imports no framework; names are imported on first use.
 """
 
 from __future__ import annotations

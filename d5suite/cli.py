@@ -1,6 +1,6 @@
 """The command ``d5suite``: machine, backends, networks, data and results.
 
-To measure: ``d5suite bench``, or in a checkout ``pytest recipes/``.
+To measure, run ``d5suite bench``, or ``pytest recipes/`` in a checkout.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMMANDS = (
     doctor, backends, operators, compare, ab, bisect, conformance, network, data, slurm, report, layers, history, trace,
     advise, machine, roofline, explain, simulate, study, crossover, tune,
 )  # fmt: skip
-"""In the order of ``d5suite --help``."""
+"""All commands, in the order of ``d5suite --help``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0 on success; 1 if a backend does not conform, two datasets differ, or no backend can run a
         network; 2 after an error, which is printed to standard error; 130 after Ctrl-C.
-        ``bench`` and ``conformance`` return pytest's exit code; ``compare`` of two files and
-        ``ab`` have codes of their own (`d5suite.report.verdicts.Exit`).
+        ``bench`` and ``conformance`` return pytest's exit code; ``ab``, and ``compare`` with two
+        files, return the codes of `d5suite.report.verdicts.Exit`.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _first_of_pytest(words: Sequence[str]) -> int:
-    """Return the index of the first word for pytest, which some commands pass options on to."""
+    """Return the index of the first word to pass on to pytest, as some commands do."""
     if words[:1] == ["bench"]:
         return 1 + bench.find_pytest_options(words[1:])
     return words.index("--") if "--" in words and words[0] in ("slurm", "ab", "bisect", "tune") else len(words)
@@ -101,7 +101,7 @@ def _complain(text: str) -> None:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Return the parser of all commands, which the documentation reads, too."""
+    """Return the parser of all commands; the documentation reads it, too."""
     from d5suite import __version__
 
     parser = argparse.ArgumentParser(

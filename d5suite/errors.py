@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 def escaped(text: str, keep: str = "\n\t") -> str:
-    """Return a text for a terminal: control characters are escaped, but for those to keep.
+    """Return a text for a terminal: control characters are escaped, except for those in ``keep``.
 
-    Names in files of strangers may hold sequences that clear the screen, hide text or set the
+    Names in files from strangers may hold sequences that clear the screen, hide text or set the
     title. Invisible and bidirectional characters are escaped, too.
     """
     if text.isprintable():
@@ -29,7 +29,7 @@ class D5Error(Exception):
     what : str
         What is wrong, in one sentence.
     where : str, optional
-        The file, node, tensor or option.
+        The file, node, tensor or option with the fault.
     hint : str, optional
         What the user can do next.
     """
@@ -46,11 +46,11 @@ class D5Error(Exception):
 
 
 class NetworkError(D5Error):
-    """A network is corrupt, invalid, unsafe or unusable for the request."""
+    """A network is corrupt, invalid or unsafe, or does not fit the request."""
 
 
 class UnreadNetworkError(NetworkError):
-    """A network may be valid ONNX, but d5suite does not read it."""
+    """A network may be valid ONNX, but d5suite cannot read it."""
 
 
 class UnsupportedOperatorError(NetworkError):
@@ -70,7 +70,7 @@ class JobError(D5Error):
 
 
 class ValidationError(D5Error):
-    """An answer disagrees with the reference, so it must not be timed."""
+    """An answer disagrees with the reference, so the step must not be timed."""
 
 
 class ConfigurationError(D5Error):
@@ -82,7 +82,7 @@ class TraceError(D5Error):
 
 
 TRACEBACK_ENTRIES = 6
-"""Number of last traceback entries in a message."""
+"""Number of traceback entries, counted from the last, that a message shows."""
 
 
 def describe_error(error: Exception) -> str:
@@ -96,7 +96,7 @@ def describe_error(error: Exception) -> str:
 
 
 def calling_file(own: str) -> Path:
-    """Return the file of the code that called into a file or folder ``own``, for errors."""
+    """Return the file of the code that called into the file or folder ``own``, for errors."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith((own, "<string>")) and frame.f_back is not None:
         frame = frame.f_back

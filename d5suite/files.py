@@ -1,7 +1,7 @@
 """Atomic files, and files in the cache that several processes make only once.
 
 May import the standard library and `d5suite.errors`, and h5py inside functions. One file, because
-every room both reads and writes files.
+every part of d5suite both reads and writes files.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ if TYPE_CHECKING:
     import h5py
 
 LARGEST_JSON = 256 << 20
-"""Limit of a JSON file in bytes; results of a whole run have less than 1 MB."""
+"""Size limit of a JSON file in bytes; results of a whole run have less than 1 MB."""
 
 DEEPEST_JSON = 100
 """Most levels of lists and objects in a JSON file; a result has about 12."""
 
 LARGEST_TOML = 1 << 20
-"""Limit of a TOML file in bytes: a study, a profile, thresholds."""
+"""Size limit of a TOML file in bytes: a study, a profile, thresholds."""
 
 _LONGEST_INTEGER = 22  # characters of 2**64 - 1 and a sign
 _MOST_DIGITS = 4000  # Python converts a few more, in either direction
 
-_LONGEST_STEM = 160  # bytes: a name may have 255, and temporary files have longer ones
+_LONGEST_STEM = 160  # bytes: a name may have 255, and names of temporary files are longer
 
 PATIENCE_S = 1.0
 """Seconds to wait for a lock before printing a note."""
 
 ABANDONED_S = 3600.0
 """Age in seconds from which a temporary file counts as abandoned by a killed process; writing takes
-seconds, and updates the time."""
+seconds, and updates the file's time."""
 
 GZIP = ".gz"
-"""The suffix of a packed file."""
+"""The suffix of a compressed file."""
 
 PARTIAL = ".partial"
 """The suffix of an unfinished folder."""
@@ -73,7 +73,7 @@ def cache_folder() -> Path:
 
 
 def stem(path: Path) -> str:
-    """Return what the names of temporary files beside ``path`` begin with."""
+    """Return the text with which names of temporary files beside ``path`` begin."""
     name = os.fsencode(path.name)
     return path.name if len(name) <= _LONGEST_STEM else hashlib.sha256(name).hexdigest()
 
@@ -118,7 +118,7 @@ class PendingFile:
                         left.unlink()
 
     def commit(self, *, durable: bool = True) -> None:
-        """Flush the temporary file to disk, if it is to be durable, and rename it to ``path``."""
+        """Rename the temporary file to ``path``; flush it to disk first, if it must be durable."""
         commit_all([self], durable=durable)
 
     def discard(self) -> None:
@@ -133,8 +133,8 @@ def commit_all(files: Sequence[PendingFile], *, durable: bool = True) -> None:
     ----------
     files : sequence of PendingFile
     durable : bool
-        Whether to flush them to disk first, so that they survive a crash of the system. Files that
-        are read by this run only need not be.
+        Whether to flush the files to disk first, so that they survive a crash of the system. Files
+        that only this run reads need not be durable.
 
     Raises
     ------
@@ -191,12 +191,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     Parameters
     ----------
     path : Path
-        Must not exist, or be an empty folder. Its parents are made if needed.
+        Must not exist, or must be an empty folder. Parent folders are made if needed.
 
     Raises
     ------
     OSError
-        As `atomic_path`.
+        See `atomic_path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{stem(path)}.", suffix=PARTIAL))
@@ -241,12 +241,12 @@ def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
 def made_once(name: str, make: Callable[[Path], object]) -> Path:
     """Return ``name`` in the cache folder; the first process makes it while others wait.
 
-    Checksums are kept beside it; a damaged or incomplete file or folder is made again.
+    Checksums are kept beside the file or folder; if it is damaged or incomplete, it is made again.
 
     Parameters
     ----------
     name : str
-        Must identify the content completely, versions included.
+        Name that identifies the content completely, versions included.
     make : callable
         Makes the given path atomically, for example through `atomic_folder`.
 
@@ -281,7 +281,7 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
 
 
 _whole: dict[Path, dict[str, tuple[int, int]]] = {}
-"""Sizes and times of files whose checksums were verified, by path; these are not read again."""
+"""Sizes and times of files with verified checksums, by path; these files are not read again."""
 
 
 def _is_whole(target: Path, sums: Path) -> bool:
@@ -315,7 +315,7 @@ def write_bytes(path: Path, content: bytes | memoryview, *, durable: bool = True
     Raises
     ------
     OSError
-        As `atomic_path`, with the number of bytes needed; or if the pipe has no reader.
+        See `atomic_path`; the message has the number of bytes needed. Or if a pipe has no reader.
     """
     if is_special(path):
         _write_special(path, content)
@@ -335,12 +335,12 @@ def _write_special(path: Path, content: bytes | memoryview) -> None:
 
 
 def open_special(path: Path) -> BinaryIO:
-    """Open a pipe or a terminal to write to it; `write_to_reader` writes.
+    """Open a pipe or a terminal, for `write_to_reader` to write to.
 
     Raises
     ------
     OSError
-        If it is something else, or a pipe without a reader.
+        If the path is something else, or a pipe without a reader.
     """
     mode = os.stat(path).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
@@ -354,12 +354,12 @@ def open_special(path: Path) -> BinaryIO:
 
 
 def write_to_reader(file: BinaryIO, content: bytes, patience_s: float) -> None:
-    """Write to what `open_special` opened.
+    """Write to a file that `open_special` opened.
 
     Raises
     ------
     OSError
-        If its reader is gone, or has read nothing for ``patience_s`` seconds.
+        If the reader is gone, or has read nothing for ``patience_s`` seconds.
     """
     left, ready = memoryview(content), select.poll()
     ready.register(file, select.POLLOUT)
@@ -373,12 +373,12 @@ def write_to_reader(file: BinaryIO, content: bytes, patience_s: float) -> None:
 def atomic_hdf5(path: Path, *, durable: bool = True) -> Iterator[h5py.File]:
     """Yield a new HDF5 file; write it to ``path`` on success.
 
-    It is built in memory, because a full disk crashes the HDF5 library (segmentation fault).
+    The file is built in memory, because a full disk crashes the HDF5 library (segmentation fault).
 
     Raises
     ------
     OSError
-        As `write_bytes`.
+        See `write_bytes`.
     """
     import h5py
 
@@ -396,7 +396,7 @@ def declared(path: Path, what: str) -> Iterator[None]:
     ----------
     path : Path
     what : str
-        What is written, for example ``"the checkpoint"``.
+        Name of the file in the message, for example ``"the checkpoint"``.
 
     Raises
     ------
@@ -418,7 +418,7 @@ def check_writable(path: Path) -> None:
     Raises
     ------
     OSError
-        If its folder is missing or not writable, ``path`` is a folder, or its name is too long.
+        If the folder is missing or not writable, ``path`` is a folder, or the name is too long.
     """
     path = Path(os.path.realpath(path))
     with contextlib.suppress(FileNotFoundError):
@@ -431,12 +431,12 @@ def check_writable(path: Path) -> None:
 
 
 def given_path(text: str) -> Path:
-    """Return the path that a user gives, as the type of an option.
+    """Return the path that a user gives; the type of an option.
 
     Raises
     ------
     argparse.ArgumentTypeError
-        If it is empty, as where a variable of the shell is not set, or too long.
+        If the path is too long, or empty, as from a shell variable that is not set.
     """
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
@@ -449,13 +449,13 @@ def given_path(text: str) -> Path:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Read a small file, which may come from anywhere; unpack one whose name ends with `GZIP`.
+    """Read a small file, which may come from anywhere; decompress it if the name ends with `GZIP`.
 
     Raises
     ------
     OSError
-        If it is missing, not a regular file, larger than ``most`` bytes, packed or not, or no whole
-        gzip file.
+        If the file is missing, not a regular file, larger than ``most`` bytes (compressed or not),
+        or not a whole gzip file.
     """
     content = _read_packed(path, most)
     if path.suffix != GZIP:
@@ -487,12 +487,12 @@ def _read_packed(path: Path, most: int) -> bytes:
 
 
 def check_targets(*paths: Path | None) -> None:
-    """Check in advance that a command can write its files; None is left out.
+    """Check in advance that a command can write its files; None is skipped.
 
     Raises
     ------
     DataError
-        If one cannot be written.
+        If a file cannot be written.
     """
     for path in filter(None, paths):
         with declared(path, "the file"):
@@ -507,7 +507,7 @@ def write_json(path: Path, value: Any) -> None:
     ValueError
         If a number is not finite.
     OSError
-        As `write_bytes`.
+        See `write_bytes`.
     """
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
@@ -519,13 +519,13 @@ def read_json(path: Path, *, any_number: bool = False) -> Any:
     ----------
     path : Path
     any_number : bool
-        Accept ``NaN``, ``Infinity`` and integers beyond 64 bits, which Python writes. Whoever uses
-        a number of the file then checks it.
+        Whether to accept ``NaN``, ``Infinity`` and integers beyond 64 bits, which Python writes.
+        The caller must then check every number that it uses.
 
     Raises
     ------
     JobError
-        If it is missing, not a regular file, larger than `LARGEST_JSON`, nested deeper than
+        If the file is missing, not a regular file, larger than `LARGEST_JSON`, nested deeper than
         `DEEPEST_JSON` or not JSON; or if it holds a duplicate name, or a number that is not finite
         or exceeds 64 bits.
     """
@@ -586,7 +586,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
     Raises
     ------
     ConfigurationError
-        If it is missing, not a regular file, larger than `LARGEST_TOML`, or not TOML.
+        If the file is missing, not a regular file, larger than `LARGEST_TOML`, or not TOML.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -597,12 +597,12 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
         return tomllib.loads(text), text
     except OSError as error:
         raise ConfigurationError(f"cannot read the file: {error.strerror}", where=str(path)) from None
-    except (ValueError, RecursionError) as error:  # TOML's and Unicode's errors are values'
+    except (ValueError, RecursionError) as error:  # errors of TOML and Unicode are ValueErrors
         raise ConfigurationError(f"not valid TOML: {error}", where=str(path)) from None
 
 
 def import_file(file: str | Path) -> ModuleType:
-    """Import a user's own Python file, which runs it.
+    """Import a user's own Python file, which runs the file.
 
     Raises
     ------

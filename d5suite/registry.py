@@ -1,4 +1,4 @@
-"""Classes found by name: d5suite's own, those of plug-ins, and those of a user's Python file.
+"""Classes by name: from d5suite, from plug-ins, and from a user's Python file.
 
 Imports `d5suite.errors` and `d5suite.files`.
 """
@@ -17,7 +17,7 @@ from d5suite.files import import_file
 
 
 class Registered(Protocol):
-    """A class with a name; a base class without one is not registered."""
+    """A class with a name; a base class without a name is not registered."""
 
     name: ClassVar[str]
 
@@ -31,11 +31,11 @@ class Registry(Generic[T]):
     Parameters
     ----------
     package : str
-        The package that holds d5suite's own, in any of its modules; its module ``base`` holds the
-        base class. Plug-ins publish theirs in the entry-point group of the same name: the class,
-        under its own name.
+        The package that holds d5suite's own classes, in any of its modules; the module ``base``
+        holds the base class. Plug-ins publish classes in the entry-point group of the same name,
+        under the name of the class.
     base : str
-        Name of the base class; in messages, in lower case, what the classes are.
+        Name of the base class; in lower case, messages call the classes by this name.
     """
 
     def __init__(self, package: str, base: str) -> None:
@@ -48,23 +48,24 @@ class Registry(Generic[T]):
         Raises
         ------
         ConfigurationError
-            If a plug-in's entry point is not such a class of its name, or the name is taken.
+            If a plug-in's entry point is no such class, or has another name than the class, or if
+            the name is taken.
         """
         return self._installed
 
     def find(self, name: str, file: str | None = None) -> type[T]:
-        """Return the class of this name.
+        """Return the class with this name.
 
         Parameters
         ----------
         name : str
         file : str, optional
-            The Python file that defines it, which is imported.
+            The Python file that defines the class; the file is imported.
 
         Raises
         ------
         ConfigurationError
-            If there is none.
+            If there is no such class.
         """
         known = self.discover() if file is None else self.defined_in(file)
         if name not in known:
@@ -103,7 +104,7 @@ class Registry(Generic[T]):
         return found
 
     def _defined_in(self, module: object) -> dict[str, type[T]]:
-        """Return the classes that a module itself defines, base classes without a name left out."""
+        """Return the classes that a module itself defines; skip base classes without a name."""
         own = [each for each in vars(module).values() if self._is_one(each)]
         return {each.name: each for each in own if each.__module__ == getattr(module, "__name__", "")}
 

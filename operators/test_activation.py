@@ -11,12 +11,12 @@ MOBILENET = "MobileNet v3: Howard et al. (ICCV 2019), table 1"
 
 
 def over_images(operator: str, batch: int, source: str = IMAGE) -> Problem:
-    """Return an activation function of a batch of images."""
+    """Return an activation function on a batch of images."""
     return Problem(f"{operator.lower()}_b{batch}", operator, {"X": (batch, 256, 56, 56)}, source=source)
 
 
 def gelu(batch: int) -> Problem:
-    """Return the transformer's activation."""
+    """Return the transformer's activation function."""
     return Problem(f"gelu_b{batch}", "Gelu", {"X": (batch, 128, 3072)}, source=TRANSFORMER)
 
 
@@ -29,7 +29,7 @@ def functions(batch: int) -> list[Problem]:
 
 
 def small() -> Problem:
-    """Return a problem so small that the call costs more than the computation."""
+    """Return a problem so small that the call takes longer than the computation."""
     return Problem("relu_1000", "Relu", {"X": (1000,)}, source="the cost of a call: 4 kB fit into the L1 cache")
 
 

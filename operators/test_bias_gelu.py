@@ -1,4 +1,4 @@
-"""A custom operator: a fused bias and GELU, once in C++ and once in Python.
+"""A custom operator: bias and GELU fused, once in C++ and once in Python.
 
 pytest operators/test_bias_gelu.py --benchmark-json bias_gelu.json
 """
@@ -23,7 +23,7 @@ IN_CPP = CustomOperator(
 
 
 def forward(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """Return the GELU of the sum."""
+    """Return the GELU of x plus the bias."""
     s = x + bias
     return (s / 2 * (1 + erf(s / np.sqrt(2)))).astype(x.dtype)
 
@@ -45,7 +45,7 @@ IN_PYTHON = CustomOperator(
 
 
 def fused(operator: CustomOperator, batch: int) -> Problem:
-    """Return the transformer's activation with its bias."""
+    """Return the transformer's activation function with a bias."""
     language = "python" if operator.source is None else "cpp"
     return Problem(f"{language}_b{batch}", operator, {"x": (batch, 128, 3072), "bias": (3072,)}, source=TRANSFORMER)
 

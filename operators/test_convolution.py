@@ -15,7 +15,7 @@ def conv2d(
     width: int, height: int, channels: int, batch: int, filters: int, size: tuple[int, int], pad: int, stride: int,
     source: str = DEEPBENCH,
 ) -> Problem:  # fmt: skip
-    """Return a 2-D convolution, sizes in DeepBench's order; ``size`` is width by height."""
+    """Return a 2-D convolution, with sizes in DeepBench's order; ``size`` is width by height."""
     across, down = size
     return Problem(
         f"{width}x{height}x{channels}_b{batch}_{filters}f{across}x{down}_s{stride}_p{pad}",
@@ -27,7 +27,7 @@ def conv2d(
 
 
 def square(image: int, channels: int, filters: int, size: int, stride: int, batch: int, source: str) -> Problem:
-    """Return a convolution of a square image with half padding."""
+    """Return a convolution of a square image, padded by half the kernel size."""
     return conv2d(image, image, channels, batch, filters, (size, size), size // 2, stride, source)
 
 
@@ -40,7 +40,7 @@ def conv1d(batch: int) -> Problem:
 
 
 def conv1d_small(batch: int) -> Problem:
-    """Return a text classifier's convolution: 100 filters of width 3, 300-dimensional words."""
+    """Return a text classifier's convolution: 100 filters of width 3, 300-dimensional vectors."""
     return Problem(
         f"text_1d_b{batch}", "Conv", {"X": (batch, 300, 64), "W": (100, 300, 3)}, {},
         "Kim (EMNLP 2014), section 3.1: 100 feature maps each of widths 3, 4, 5, 300-dimensional word vectors",
@@ -57,7 +57,7 @@ def conv3d(channels: int, filters: int, frames: int, image: int, batch: int, sou
 
 
 def without_repeats(problems: list[Problem]) -> list[Problem]:
-    """Keep the first of each name: tables share layers, and DeepBench repeats some."""
+    """Keep the first problem of each name: tables share layers, and DeepBench repeats layers."""
     found: dict[str, Problem] = {}
     for problem in problems:
         found.setdefault(problem.name, problem)
@@ -109,8 +109,8 @@ DEEPBENCH_TRAINING: list[tuple[tuple[int, ...], tuple[int, int, int], tuple[int,
     ((16,), (175, 40, 128), (256, (5, 5), 1, 2)), ((16,), (84, 20, 256), (256, (3, 3), 1, 1)),
     ((16,), (84, 20, 256), (512, (5, 5), 1, 2)), ((16,), (42, 10, 512), (512, (3, 3), 1, 1)),
 ]  # fmt: skip
-"""DeepBench's training problems: batch sizes; width, height and channels; filters, their size,
-padding and stride."""
+"""DeepBench's training problems: batch sizes; width, height and channels; number of filters, filter
+size, padding and stride."""
 
 CONVOLUTION = Problems(
     "convolution",

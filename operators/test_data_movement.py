@@ -11,7 +11,7 @@ IMAGE = "ResNet-50's second stage, from N, C, H, W to N, H, W, C"
 
 
 def channels_last(batch: int) -> Problem:
-    """Return the conversion of images to channels-last."""
+    """Return the conversion of images to the channels-last layout."""
     return Problem(f"channels_last_b{batch}", "Transpose", {"X": (batch, 256, 56, 56)}, {"perm": [0, 2, 3, 1]}, IMAGE)
 
 
@@ -21,7 +21,7 @@ def heads(batch: int) -> Problem:
 
 
 def dense(batch: int) -> Problem:
-    """Return a dense layer's input: all earlier features and the new ones."""
+    """Return the input of a dense layer: all earlier features, and the new features."""
     return Problem(
         f"dense_b{batch}", "Concat", {"A": (batch, 224, 56, 56), "B": (batch, 32, 56, 56)}, {"axis": 1}, DENSENET
     )

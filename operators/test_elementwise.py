@@ -36,7 +36,7 @@ def division(batch: int) -> Problem:
 
 
 def function(operator: str, batch: int) -> Problem:
-    """Return a function of positive numbers."""
+    """Return an element-wise function on positive numbers."""
     positive = Tensor((batch, 128, 768), low=0.5, high=2.0)
     return Problem(f"{operator.lower()}_b{batch}", operator, {"X": positive}, source=TRANSFORMER)
 

@@ -1,4 +1,4 @@
-"""Embedding look-up and its gradient, a scatter.
+"""Embedding look-up, and the gradient, which is a scatter.
 
 pytest operators/test_embedding.py --benchmark-json embedding.json
 """

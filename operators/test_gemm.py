@@ -10,7 +10,7 @@ TRANSFORMER = "BERT-base (Devlin et al., 2019, section 3): 12 heads of 64, hidde
 
 
 def gemm(m: int, n: int, k: int, a_transposed: bool = False, b_transposed: bool = False) -> Problem:
-    """Return C = A B, sizes in DeepBench's order."""
+    """Return C = A B, with sizes in DeepBench's order."""
     kind = ("t" if a_transposed else "n") + ("t" if b_transposed else "n")
     return Problem(
         f"{m}x{n}x{k}_{kind}",
@@ -33,7 +33,7 @@ def resnet50_classifier(batch: int) -> Problem:
 
 
 def attention_scores(batch: int) -> Problem:
-    """Return the batched products of one transformer block's heads."""
+    """Return the attention scores of one transformer block: a batched product per head."""
     return Problem(
         f"heads_b{batch}", "MatMul", {"A": (batch, 12, 128, 64), "B": (batch, 12, 64, 128)}, source=TRANSFORMER
     )
@@ -49,7 +49,7 @@ TRAINING = [
     (2048, 7000), (2560, 16), (2560, 32), (2560, 64), (2560, 128), (2560, 7000), (4096, 16), (4096, 32), (4096, 64),
     (4096, 128), (4096, 7000),
 ]  # fmt: skip
-"""m = k and n of DeepBench's square training problems, with A plain and transposed."""
+"""m = k, and n, of DeepBench's training problems with a square A, plain and transposed."""
 
 OUTPUT_LAYERS = [(m, n, k) for k in (1760, 2048, 2560, 4096) for m, n in ((5124, 9124), (35, 8457))]
 
@@ -59,13 +59,13 @@ RECURRENT = [
     *((m, n, m // 3) for n in (24000, 48000) for m in (7680, 6144, 4608, 8448, 3072)),
     *((m, n, k) for n in (24000, 48000) for m in (512, 1024) for k in (2816, 2048, 2560, 1536)),
 ]  # fmt: skip
-"""Problems with A plain and transposed. The largest has a result of 1.6 GB and is refused if memory
-is short."""
+"""Problems with A once plain and once transposed. The largest problem has a result of 1.6 GB, and
+is refused if memory is short."""
 
 LONG_SUMS = [(m, n, 500_000) for n in (8, 16) for m in (512, 1024)]
 
 SMALL = [(m, n, 512) for n in (16, 32) for m in (512, 1024)]
-"""Problems with B plain and transposed."""
+"""Problems with B once plain and once transposed."""
 
 WEIGHTS_FIRST = [(1760, 7133, 1760), (2048, 7133, 2048), (2560, 7133, 2560), (4096, 7133, 4096), (3072, 7435, 1024),
                  (7680, 5481, 2560)]  # fmt: skip

@@ -11,7 +11,7 @@ TRANSFORMER = "BERT-base (Devlin et al., 2019, section 3): hidden size 768, 128 
 
 
 def batch(image: int, channels: int, size: int, *, training: bool = True) -> Problem:
-    """Return batch normalization of a batch of images."""
+    """Return the normalization of a batch of images per channel."""
     vector = (channels,)
     return Problem(
         f"batch_{image}px_{channels}_b{size}" + ("" if training else "_inference"), "BatchNormalization",
@@ -22,7 +22,7 @@ def batch(image: int, channels: int, size: int, *, training: bool = True) -> Pro
 
 
 def layer(size: int) -> Problem:
-    """Return layer normalization of a batch of sentences."""
+    """Return the layer normalization of a batch of sentences."""
     return Problem(
         f"layer_b{size}", "LayerNormalization", {"X": (size, 128, 768), "scale": (768,), "B": (768,)}, {},
         TRANSFORMER,

@@ -27,7 +27,7 @@ def average(image: int, channels: int, batch: int, source: str = DENSENET) -> Pr
 
 
 def everything(image: int, channels: int, batch: int) -> Problem:
-    """Return the mean of every channel."""
+    """Return global pooling: the mean of every channel."""
     shape = (batch, channels, image, image)
     return Problem(f"global_{image}px_{channels}_b{batch}", "GlobalAveragePool", {"X": shape}, source=RESNET50)
 

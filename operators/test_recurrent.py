@@ -13,7 +13,7 @@ SCALED = f"scaled down from 1536 units and 187 steps in {DEEPBENCH}"
 
 
 def recurrent(operator: str, hidden: int, batch: int, steps: int, source: str = DEEPBENCH) -> Problem:
-    """Return one unidirectional layer, sizes in DeepBench's order; GRU in cuDNN's form."""
+    """Return one unidirectional layer, with sizes in DeepBench's order; GRU in cuDNN's form."""
     weight = Tensor((1, GATES[operator] * hidden, hidden), scale=hidden**-0.5)
     return Problem(
         f"{operator.lower()}_{hidden}_b{batch}_t{steps}", operator,
@@ -26,8 +26,8 @@ LSTM = [
     *((hidden, batch, 25) for hidden in (512, 1024, 2048, 4096) for batch in (16, 32, 64, 128)),
     (1536, 8, 50), (1536, 16, 50), (1536, 32, 50), (256, 16, 150), (256, 32, 150), (256, 64, 150),
 ]  # fmt: skip
-"""Hidden units, batch size, steps of all training problems. DeepBench's plain RNN problems are left
-out: ONNX's RNN is not supported."""
+"""Hidden units, batch size and steps of all training problems. DeepBench's plain RNN problems are
+left out, because ONNX's RNN is not supported."""
 
 GRU = [
     *((hidden, 32, steps) for hidden in (2048, 1536, 2560) for steps in (1500, 750, 375, 187)),

@@ -11,7 +11,7 @@ IMAGE = "ResNet-50's second stage: He et al. (CVPR 2016), table 1"
 
 
 def reduce(operator: str, name: str, axes: list[int], batch: int) -> Problem:
-    """Return a reduction of a batch of images."""
+    """Return a reduction of a batch of images along some axes."""
     return Problem(
         f"{operator.removeprefix('Reduce').lower()}_{name}_b{batch}", operator,
         {"X": (batch, 256, 56, 56), "axes": np.array(axes)}, {"keepdims": 0}, IMAGE,

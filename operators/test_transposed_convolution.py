@@ -10,7 +10,7 @@ UNET = "U-Net: Ronneberger et al. (MICCAI 2015), figure 1: 2x2 up-convolutions t
 
 
 def generator(image: int, channels: int, filters: int, batch: int, source: str = DCGAN) -> Problem:
-    """Return a 4x4 transposed convolution that doubles the image, as in the authors' code."""
+    """Return a 4x4 transposed convolution that doubles the image size, as in the authors' code."""
     return Problem(
         f"generator_{image}px_{channels}to{filters}_b{batch}", "ConvTranspose",
         {"X": (batch, channels, image, image), "W": (channels, filters, 4, 4)},

@@ -1,4 +1,4 @@
-"""The cost of neutrality: d5suite alternates with the framework's own code in one process.
+"""The cost of neutrality: d5suite takes turns with the framework's own code in one process.
 
 pytest recipes/test_cost_of_neutrality.py --benchmark-json cost.json
 """

@@ -1,8 +1,8 @@
-"""An ensemble of simulations feeds one trainer, which decides what they simulate next.
+"""An ensemble of simulations feeds one trainer, which chooses the next points to simulate.
 
-Each member simulates the cooling of a plate for as long as it is asked for, so that members are not
-equally fast. The trainer fits a small network to their answers and asks each member again as soon
-as it has answered: where the curve is steep and its neighbours are far.
+Every member simulates the cooling of a plate for the time that the trainer asks for, so members
+take different times. The trainer fits a small network to the answers, and asks a member again as
+soon as it has answered: at points where the curve is steep and other known points are far.
 
 pytest recipes/test_coupled_ensemble.py --ranks 2,3 --oversubscribe -k memory
 """

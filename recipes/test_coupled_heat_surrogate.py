@@ -1,9 +1,9 @@
-"""A heat simulation trains its surrogate while it runs, and is then replaced by it for some steps.
+"""A heat simulation trains a surrogate while it runs; the surrogate then replaces some steps.
 
-The simulation is a stencil on all ranks but one. After every 10 steps each rank gives its rows to
-the learner, which trains a small convolutional network to make 10 steps at once. After the last
-snapshot the learner predicts four times 10 steps; the simulation goes on from there and states the
-physical error.
+The simulation is a stencil on all ranks but one. After every 10 steps, all its ranks give their
+rows to the learner, which trains a small convolutional network to make 10 steps at once. After the
+last snapshot, the learner predicts four times 10 steps; the simulation goes on from the prediction
+and states the physical error.
 
 pytest recipes/test_coupled_heat_surrogate.py --ranks 2,3 --oversubscribe -k memory
 """

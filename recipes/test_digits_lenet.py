@@ -1,6 +1,6 @@
 """LeNet-5 on handwritten digits, trained to a target accuracy in seconds.
 
-The data is real and comes with scikit-learn.
+The data are real and come with scikit-learn.
 
 pytest recipes/test_digits_lenet.py --benchmark-json digits.json
 """
@@ -27,7 +27,7 @@ RECIPE = Recipe(
             classes=10,
             max_time_s=5.0,
             training=Training(target=0.97, epochs=30, runs=6),
-            note="six runs: the median of fewer has no 95% interval",
+            note="six runs: the median of fewer runs has no 95% interval",
         ),
         "full": Preset(
             image_size=32,

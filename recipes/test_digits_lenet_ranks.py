@@ -1,7 +1,7 @@
 """LeNet-5 on handwritten digits, trained by several ranks to a target accuracy.
 
-Ranks divide the 1,437 images, so that an epoch has fewer steps, of larger batches. Schemes differ
-in the epochs that they take, and in what they send.
+Ranks divide the 1,437 images, so an epoch has fewer steps, with larger batches. Schemes differ in
+the number of epochs that they need, and in the data that they send.
 
 pytest recipes/test_digits_lenet_ranks.py --ranks 1,2 --scheme all_reduce,gossip,top_k
 """

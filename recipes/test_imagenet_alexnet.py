@@ -4,7 +4,7 @@ from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Train
 from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD
 
-# Few steps: a float64 copy of the weights takes half a gigabyte, and each step makes several.
+# Few steps: a float64 copy of the weights takes half a gigabyte, and a step makes several copies.
 RECIPE = Recipe(
     name="imagenet_alexnet",
     network="alexnet",

@@ -4,8 +4,8 @@ from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Train
 from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD, RMSProp
 
-# Few steps at a low rate: this network soon amplifies rounding until a float32 run agrees with no
-# other, not even with the float64 run.
+# Few steps at a low rate: this network soon amplifies rounding errors, until a float32 run agrees
+# with no other run, not even with the float64 run.
 RECIPE = Recipe(
     name="imagenet_inception_v3",
     network="inception_v3",

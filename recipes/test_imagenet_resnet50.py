@@ -6,6 +6,7 @@ from d5suite.optimizers.settings import SGD
 
 # `make bench` runs this recipe alone, on all backends, and must take minutes on two cores.
 SHORT = {"step_breakdown": "this keeps make bench short; presets standard and full measure it"}
+SHORT_RUN = Acceptance(trajectory_steps=4)
 
 RECIPE = Recipe(
     name="imagenet_resnet50",
@@ -14,7 +15,9 @@ RECIPE = Recipe(
     optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
     measurements=(*MEASUREMENTS, "step_breakdown", "time_to_accuracy"),
     presets={
-        "smoke": Preset(image_size=96, batch_size=4, classes=10, max_time_s=0.8, leaves_out=SHORT),
+        "smoke": Preset(
+            image_size=96, batch_size=4, classes=10, max_time_s=0.8, leaves_out=SHORT, acceptance=SHORT_RUN
+        ),
         "standard": Preset(
             image_size=224,
             batch_size=32,
@@ -46,6 +49,7 @@ RECIPE = Recipe(
             classes=10,
             max_time_s=0.4,
             leaves_out=SHORT,
+            acceptance=SHORT_RUN,
             note="for backends written to be read rather than to be fast",
         ),
     },

@@ -4,8 +4,9 @@ from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Train
 from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD
 
-# Few steps: a float64 copy of the weights takes a gigabyte, and each step makes several. 63 px is
-# the largest size below 224 whose last feature map can be pooled to the first linear layer's 7 x 7.
+# Few steps: a float64 copy of the weights takes a gigabyte, and a step makes several copies. 63 px
+# is the largest size below 224 at which the last feature map can be pooled to the 7 x 7 of the
+# first linear layer.
 RECIPE = Recipe(
     name="imagenet_vgg16",
     network="vgg16",

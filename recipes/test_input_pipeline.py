@@ -1,4 +1,4 @@
-"""Loading images from every storage format: d5suite's pipeline and each framework's own loader.
+"""Loading images from every storage format: d5suite's pipeline and the frameworks' own loaders.
 
 pytest recipes/test_input_pipeline.py --benchmark-json loading.json
 

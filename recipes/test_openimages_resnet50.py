@@ -4,8 +4,9 @@ from d5suite.cases.recipe import MEASUREMENTS, Preset, Recipe, Training
 from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD
 
-# An untrained network's average precision for a class is the fraction of positive labels among its
-# verified ones; of all verified labels in V4's validation set, 366 of 551 thousand are positive.
+# For a class, the average precision of an untrained network is the fraction of positive labels
+# among the verified labels. In V4's validation set, 366 of 551 thousand verified labels are
+# positive.
 TARGET = (
     "The target is ours: nothing is published for ResNet-50 on V4's 7,186 trainable classes from random weights. The "
     "nearest published result: 86.72% mAP of TResNet-M on V6's 9,600 classes (Ben-Baruch et al., 'Multi-label "

@@ -1,4 +1,4 @@
-"""Your own network: any ONNX file, on every backend, on inputs that are drawn.
+"""Your own network: any ONNX file, on every backend, with inputs drawn at random.
 
 pytest recipes/test_your_network.py --network model.onnx --shape input=8x3x224x224
 """
@@ -7,7 +7,8 @@ from d5suite.cases.recipe import Acceptance, Preset
 from d5suite.cases.user_network import UserNetworkRecipe
 from d5suite.optimizers.settings import SGD
 
-# The network's file says what images and classes there are. A low rate: nobody knows the right one.
+# The network's file determines images and classes. The rate is low, because the right rate is not
+# known.
 RECIPE = UserNetworkRecipe(
     name="your_network",
     network="",

@@ -64,6 +64,18 @@ def attempt(request: pytest.FixtureRequest) -> int:
 PLUGINS = Path(__file__).parent / "plugins"
 
 
+def order_of_cpus() -> list[int]:
+    """Return the CPUs, in another order in every test process: see ``sitecustomize.py``."""
+    cpus = sorted(os.sched_getaffinity(0))
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(cpus)
+    return cpus[first:] + cpus[:first]
+
+
+os.environ["D5SUITE_TESTS_CPUS"] = ",".join(map(str, order_of_cpus()))
+# TensorFlow leaves oneDNN off on CPUs without AVX-512: tests find the same kernels on all machines.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+
 def small_network(image_size: int = 32, classes: int = 4, seed: int = 0) -> Network:
     """A residual network of two convolutions that trains in milliseconds."""
     b = Builder("small", seed=seed, image_size=image_size)
@@ -94,6 +106,16 @@ def imagenet_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     out = tmp_path_factory.mktemp("data") / "imagenet"
     make_imagenet(out, classes=4, train_per_class=8, val_per_class=4, progress=False)
+    return out
+
+
+@pytest.fixture(scope="session")
+def tiny_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same classes in images of 32 to 48 pixels, which are quick to decode."""
+    from d5suite.data.synthesis import make_imagenet
+
+    out = tmp_path_factory.mktemp("data") / "imagenet"
+    make_imagenet(out, classes=4, train_per_class=8, val_per_class=4, min_side=32, max_side=48, progress=False)
     return out
 
 
@@ -130,10 +152,10 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def run_pytest(tmp_path: Path, imagenet_tree: Path) -> Run:
+def run_pytest(tmp_path: Path, tiny_images: Path) -> Run:
     """Run pytest on a recipe folder as a user does, with the plug-ins of ``tests/plugins``."""
 
-    return partial(run_recipe, tmp_path, imagenet_tree)
+    return partial(run_recipe, tmp_path, tiny_images)
 
 
 def run_recipe(
@@ -146,7 +168,7 @@ def run_recipe(
         env=plugin_environment() | dict(environment or {}),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 
@@ -177,7 +199,7 @@ def run_several(commands: Sequence[Sequence[str]], folder: Path) -> list[subproc
     done = subprocess.run(
         [sys.executable, "-c", SEVERAL], cwd=folder, env=plugin_environment() | {"OPENBLAS_NUM_THREADS": "1"},
         input=json.dumps(commands),
-        capture_output=True, text=True, timeout=300, check=True,
+        capture_output=True, text=True, timeout=900, check=True,
     )  # fmt: skip
     return [subprocess.CompletedProcess(c, *a) for c, a in zip(commands, json.loads(done.stdout), strict=True)]
 

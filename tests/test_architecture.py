@@ -9,6 +9,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -52,6 +53,16 @@ ADAPTER_FILES = {"__init__.py", "knobs.py", *(f"{module}.py" for module in MODUL
 FURTHER_FILES = {"torch": {"graphs.py"}, "deep500": {"bridge.py", "repairs.py"}, "keras": {"engine.py"}}
 """What one adapter has beyond the others: PyTorch's CUDA graphs, the way back into deep500 and
 repairs of it, and Keras's own backends."""
+
+MAY_SHARE = {
+    "Reader": "every coupling has one",
+    "Writer": "every coupling and every format of datasets has one",
+    **dict.fromkeys(
+        ("GroupNormalization", "Pad", "Resize", "SoftmaxCrossEntropyLoss"),
+        "ONNX's operator: as a node's attributes, and as the reference's implementation",
+    ),
+}
+"""Public classes that several modules outside ``backends/`` define by one name, with the reason."""
 
 LONGEST = 500
 """Lines of a file that need no reason; a longer one says "One file, because ..." in its
@@ -252,6 +263,21 @@ def test_a_circle_of_late_imports_is_seen(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text("class Two:\n    def late(self):\n        from one import name\n")
     assert not circle(tmp_path.glob("*.py"), tmp_path)
     assert set(circle(tmp_path.glob("*.py"), tmp_path, late=True)) == {"one", "two"}
+
+
+def classes(files: Iterable[Path]) -> list[str]:
+    """Return the names of the public classes that files define, one for every definition."""
+    return [
+        node.name
+        for path in files
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+
+
+def test_a_class_name_means_one_thing() -> None:
+    counts = Counter(classes(p for p in PACKAGE.rglob("*.py") if "backends" not in p.relative_to(PACKAGE).parts))
+    assert {name for name, count in counts.items() if count > 1} == set(MAY_SHARE)
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.name)

@@ -45,6 +45,24 @@ def test_the_files_are_valid(schema: str, files: list[Path], options: list[str],
     assert check(wrong).returncode == 1
 
 
+@pytest.mark.parametrize(("longest", "all_run"), [("100", True), ("-1", False)], ids=["quick", "slow"])
+def test_a_slow_machine_leaves_the_long_tests_out_and_says_so(tmp_path: Path, longest: str, all_run: bool) -> None:
+    wanted = ("clang", "g++", "sbatch", "chromium", "otf2-print", "redis-server")
+    for name in (*wanted, "apt-get", "make"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$(basename "$0") $*"\n')
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "apt-get").write_text("#!/bin/sh\nexit 1\n")  # SimGrid is no program
+    done = subprocess.run(
+        [str(ROOT / ".ci/run")], capture_output=True, text=True,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "LONGEST": longest, "CXX": "g++"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = [line.removeprefix("make ") for line in done.stdout.splitlines() if line.startswith("make ")]
+    assert made == ["lint", "horovod FRAMEWORKS=torch", "test", *["test-long"] * all_run]
+    assert ("make test-long was left out" in done.stdout) != all_run
+    assert done.stdout.endswith("== all passed\n") == all_run
+
+
 def test_a_night_with_failures_is_compared_and_an_old_one_never(tmp_path: Path) -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/regression.yml").read_text())
     steps = {each.get("name"): each for each in workflow["jobs"]["history"]["steps"]}

@@ -73,7 +73,7 @@ def trainable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def _run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=1800
     )
 
 
@@ -161,17 +161,27 @@ def test_the_backend_of_whole_graphs_is_measured_on_request_and_skips_the_rest(
 
 @pytest.mark.slow
 def test_the_trainable_example_passes_the_short_form_of_the_kit(trainable: dict[str, str]) -> None:
-    """Less what takes long to compile: large networks, and gradients that level 1 proves, too."""
-    chosen = "not every_operator and not today and not light and not updates and not test_backward"
-    done = _run(trainable, "d5suite.cli", "conformance", "tinygrad", "--quick", "-k", chosen)
-    assert done.returncode == 0, done.stdout[-3000:]
-    passed, failed, *_ = re.findall(r"^total((?: +\d+){4})$", done.stdout, re.MULTILINE)[0].split()
-    assert int(passed) > 200 and int(failed) == 0
+    """Leave out what takes long to compile: large networks, second precisions, what level 1 proves.
+
+    tinygrad optimizes no kernels, except where work takes a while: answers count, not times.
+    """
+    large = "every_operator or today or light or sharing or larger_batch or LRN or two_hundred"
+    level1 = "test_backward or every_backward_pass or test_forward and fp64"
+    again = "gradients-fp64 or steps-fp64 or forward-fp64 or waits_for and gradients or updates"
+    proved = 0
+    for unoptimized, chosen in (("0", "test_process and not printed"), ("1", "(not test_process or printed)")):
+        done = _run({**trainable, "NOOPT": unoptimized}, "d5suite.cli", "conformance", "tinygrad", "--quick",
+                    "-k", f"{chosen} and not ({large} or {level1} or {again})")  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:]
+        passed, failed, *_ = re.findall(r"^total((?: +\d+){4})$", done.stdout, re.MULTILINE)[0].split()
+        assert int(failed) == 0
+        proved += int(passed)
+    assert proved > 150
 
 
 @pytest.mark.slow
 def test_the_trainable_example_is_measured(trainable: dict[str, str], recipe_folder: Path, imagenet_tree: Path) -> None:
-    done = _run(trainable, "pytest", "-p", "no:cacheprovider", str(recipe_folder), "-rs", "--backend", "tinygrad",
-                "--imagenet", str(imagenet_tree))  # fmt: skip
+    done = _run({**trainable, "NOOPT": "1"}, "pytest", "-p", "no:cacheprovider", str(recipe_folder), "-rs",
+                "--backend", "tinygrad", "--imagenet", str(imagenet_tree))  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     assert "4 passed" in done.stdout

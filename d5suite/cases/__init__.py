@@ -1,4 +1,4 @@
-"""Cases: what a user declares to be measured.
+"""Cases: the subjects of measurements, as a user declares them.
 
 Imports the neutral settings and descriptions only.
 """

@@ -1,4 +1,4 @@
-"""A case: what a user declares to be measured, and how it becomes part of a job.
+"""A case: the subject of measurements, as a user declares it, and how it becomes part of a job.
 
 Imports the standard library, `d5suite.errors`, `d5suite.job` and `d5suite.measurements`.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from d5suite.optimizers.settings import Optimizer
 
 TIME_LIMIT_S = 1800.0
-"""Limit of a worker in seconds, unless a case says otherwise."""
+"""Time limit of a worker in seconds, unless a case has another limit."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Settings:
     batch_size, image_size : int, optional
     coupling, placement : str, optional
     capacity : int, optional
-        Of a workflow: the kind of its couplings, where its ranks are, and how many messages fit
-        into the buffers of its couplings.
+        For workflows: the kind of the couplings, the placement of the ranks, and the number of
+        messages that fit into a coupling's buffer.
     optimizer : Optimizer, optional
     datasets : mapping of str to Path or None
-        Paths of datasets; without a path a small synthetic dataset is made and cached.
+        Paths of datasets; in place of a missing path, a small synthetic dataset is made and cached.
     timeout_s : float, optional
         Time limit of a worker.
     memory_bytes : int
         Limit of a worker's resident memory.
     wrap : str, optional
-        Command in front of every worker.
+        Command that is put in front of every worker's command line.
     pythons : mapping of str to str
         Interpreters by backend.
     sampling : mapping
@@ -60,7 +60,7 @@ class Settings:
     network : Path, optional
         The user's own network.
     shapes : mapping of str to tuple of int
-        Dimensions of the network's inputs, where its file leaves them open.
+        Dimensions of the network's inputs, where the file leaves them open.
     inputs : mapping of str to Given
         Values of the network's inputs, and ranges to draw from.
     sample : Path, optional
@@ -70,15 +70,16 @@ class Settings:
     divides_batch : bool
         Whether all ranks share one batch: strong scaling.
     passes : mapping of str to str or None
-        Passes over each prepared step, and the file that defines each, if d5suite does not.
+        Passes over each prepared step, with the file that defines the pass; None for a pass of
+        d5suite or of a plug-in.
     wait_quiet_s : float, optional
-        How long the session may wait for a quiet machine, in total.
+        Total seconds that the session may wait for a quiet machine.
     environment : mapping of str to str
         Further environment variables of the workers.
     tuned : mapping of (str, str, str) to mapping of str to object
         By case, backend and mode: fields of these settings that have other values there.
     write_jobs, from_jobs : Path, optional
-        Folder of jobs that run elsewhere: where to write them, and where to read their results.
+        Folder of jobs that run elsewhere: to write the jobs, or to read their results.
     """
 
     preset: str | None = None
@@ -126,7 +127,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Shared:
-    """Files that the backends of one session share about a case.
+    """Files of a case that the backends of one session share.
 
     Attributes
     ----------
@@ -144,7 +145,7 @@ class Shared:
 
 
 class Runner(NamedTuple):
-    """A backend that runs a case, with its ranks at level 3; or why it cannot."""
+    """A backend for a case, with ranks at level 3, and the problem if it cannot run the case."""
 
     selection: Selection
     ranks: Ranks | None = None
@@ -152,24 +153,24 @@ class Runner(NamedTuple):
 
 
 class Case(ABC):
-    """Something to measure on every backend.
+    """A subject of measurements on every backend.
 
     Attributes
     ----------
     name : str
-        Results of different backends are compared under this name; without ``/``.
+        Name under which results of different backends are compared; without ``/``.
     label : str
-        Distinguishes its tests from other cases of the same function; may be empty.
+        Distinguishes the case's tests from tests of other cases of the same function; may be empty.
     batch : str
         Cases with the same batch share one job per backend.
     origin : str
-        Where the case is declared, for messages.
+        The file that declares the case, for messages.
     shares_references : bool
         Whether a separate job computes the references before any backend runs.
     every_backend : bool
-        Whether backends that run only on request measure it, too.
+        Whether backends that run only on request measure the case, too.
     knobs : tuple of str
-        Settings that change what is measured, and so can be swept.
+        Settings that can be swept, because they change the case or its results.
     """
 
     name: str
@@ -185,15 +186,15 @@ class Case(ABC):
         """Cases with the same batch share one job per backend."""
 
     def is_same(self, other: Case) -> bool:
-        """Return whether both are the same case, which may share a name."""
+        """Return whether both are the same case; only then may they share a name."""
         return self == other
 
     def runners(self, settings: Settings) -> list[Runner] | None:
-        """Return the runners that replace the chosen backends; None to use the backends."""
+        """Return the runners that replace the chosen backends; None to use the chosen backends."""
         return None
 
     def of_ranks(self, ranks: Ranks) -> tuple[Ranks, str | None]:
-        """Return ranks as the case uses them, and why it cannot use so many, or None."""
+        """Return the ranks as the case uses them, and why it cannot use this number, or None."""
         return ranks, None
 
     def why_excluded(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
@@ -241,7 +242,7 @@ class Case(ABC):
         return {}
 
     def time_limit_s(self, selection: Selection, settings: Settings, trains: bool) -> float:
-        """Return the worker's time limit in seconds; ``trains`` if it trains to a target."""
+        """Return the worker's time limit in seconds; ``trains``: whether it trains to a target."""
         return TIME_LIMIT_S
 
 
@@ -254,7 +255,7 @@ class Test(NamedTuple):
         Name of the function.
     measurement : type of Measurement
     cases : callable
-        Returns the cases for the user's settings; raises `D5Error` if these are invalid.
+        Returns the cases for the user's settings; raises `D5Error` if the settings are invalid.
     """
 
     function: str
@@ -277,7 +278,7 @@ UNDECLARED = {f"level {level}": level for level in (2, 3)}
 
 
 def preset_of(declared: Declaration, name: str | None, presets: Iterable[str]) -> Sequence[Any]:
-    """Return what a declaration has at a preset, by default at the first one.
+    """Return the content of a declaration's preset, by default of the first preset.
 
     Raises
     ------
@@ -293,14 +294,14 @@ def preset_of(declared: Declaration, name: str | None, presets: Iterable[str]) -
 
 
 def absent(backend: Backend, measurement: type[Measurement], **parts: str | None) -> str | None:
-    """Return why a backend lacks what a measurement needs, or None.
+    """Return which need of a measurement a backend lacks, and why; None if it lacks nothing.
 
     Parameters
     ----------
     backend : Backend
     measurement : type of Measurement
     **parts
-        Values for the names in braces in `Measurement.needs`.
+        Values for the names that `Measurement.needs` has in braces.
     """
     for key in measurement.needs:
         needed = key.format(**parts)

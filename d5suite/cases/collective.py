@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from d5suite.levels.backend import Backend
 
 MAX_TIME_S = {"smoke": 0.05, "standard": 0.3, "full": 1.0}
-"""Sampling budget of one size by preset, in seconds, unless ``--benchmark-max-time`` is given."""
+"""Sampling budget per size, by preset, in seconds, unless ``--benchmark-max-time`` is given."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Collectives(Declaration):
     name : str
         A key of `d5suite.distributed.calls.CALLS`.
     smoke, standard, full : sequence of int
-        The presets, in ascending order: up to 1 MiB; 4 B to 256 MiB in powers of four; the same in
-        powers of two, as in nccl-tests.
+        The sizes of the presets, ascending: 4 B to 1 MiB in steps of a factor of 64; 4 B to 256 MiB
+        in powers of four; the same range in powers of two, as in nccl-tests.
     file : Path
-        The Python file that declares it, for errors.
+        The Python file that declares the collective, for errors.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Collectives(Declaration):
         yield Test("test_collectives", find("collectives"), lambda settings: [CollectivesCase(self)])
 
     def sizes(self, preset: str | None) -> Sequence[int]:
-        """Return the bytes at a preset, ``smoke`` by default.
+        """Return the sizes of a preset in bytes, ``smoke`` by default.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class CollectivesCase(Case):
 
     @property
     def origin(self) -> str:  # type: ignore[override]
-        """The file that declares it."""
+        """The file that declares the collective."""
         return str(self.declared.file)
 
     @property

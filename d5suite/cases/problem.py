@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from d5suite.network.operation import Operation
 
 MAX_TIME_S = {"smoke": 0.06, "standard": 0.5, "full": 2.0}
-"""Sampling budget of one direction of a problem by preset, in seconds, unless
-``--benchmark-max-time`` is given."""
+"""Sampling budget per problem and direction, by preset, in seconds, unless ``--benchmark-max-time``
+is given."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Problem:
     Attributes
     ----------
     name : str
-        Unique within its file; without ``/`` and ``-``.
+        Unique within a preset; without ``/``, ``-``, ``[`` and ``]``.
     operator : str or CustomOperator
-        The ONNX operator, or one of your own.
+        An ONNX operator, or a custom operator.
     inputs : mapping
         Inputs of a `d5suite.network.operation.Operation`: shapes, `Tensor` objects, arrays, None.
     attributes : mapping
@@ -46,9 +46,9 @@ class Problem:
     source : str
         Where the size comes from.
     backward : bool
-        Whether its backward pass is measured too.
+        Whether the backward pass is measured, too.
     file : Path
-        The Python file that describes it, for errors.
+        The Python file that describes the problem, for errors.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Problem:
     file: Path = field(default_factory=declared_in, compare=False, repr=False)
 
     def operation(self, family: str, precision: str) -> Operation:
-        """Return the ONNX node.
+        """Return the problem as an ONNX node.
 
         Raises
         ------
         NetworkError
-            If it is invalid; the error names the file and the problem.
+            If the node is invalid; the error names the file and the problem.
         """
         from d5suite.network.operation import Operation
 
@@ -90,12 +90,13 @@ class Problem:
     )
 
     def describe(self, family: str, precision: str) -> dict[str, Any]:
-        """Return the ONNX node as a job holds it; it is made only once.
+        """Return the ONNX node as a job holds it; the node is made only once.
 
         Raises
         ------
         D5Error
-            If it is invalid, or the description raised any other error; the error names the file.
+            If the node is invalid, or the description raised any other error; the error names the
+            file.
         """
         key = (family, precision)
         if key not in self._operations:
@@ -118,7 +119,7 @@ class Problem:
 
     @property
     def op_type(self) -> str:
-        """The operator's name; with the domain of a custom operator."""
+        """The operator's name; for a custom operator, with the domain."""
         return self.operator if isinstance(self.operator, str) else self.operator.op_type
 
 
@@ -131,7 +132,8 @@ class Problems(Declaration):
     name : str
         Name of the family in reports.
     smoke, standard, full : sequence of Problem
-        The presets: seconds on a laptop; the sizes of a usual training run; whole published tables.
+        The problems of the presets: a few seconds on a laptop; the sizes of a usual training run;
+        whole published tables.
     """
 
     name: str
@@ -158,7 +160,7 @@ class Problems(Declaration):
             yield Test(f"test_{each.name}", each, lambda settings: self.cases(settings.preset))
 
     def custom_operators(self) -> Iterator[CustomOperator]:
-        """Yield the custom operators of all presets, so that a worker can find one by name."""
+        """Yield the custom operators of all presets; a worker looks for a name among them."""
         for preset in MAX_TIME_S:
             for problem in self.preset(preset):
                 if isinstance(problem.operator, CustomOperator):
@@ -207,7 +209,7 @@ class ProblemCase(Case):
 
     @property
     def origin(self) -> str:  # type: ignore[override]
-        """The file that describes it."""
+        """The file that describes the problem."""
         return str(self.problem.file)
 
     def is_same(self, other: Case) -> bool:

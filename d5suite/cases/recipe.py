@@ -32,7 +32,7 @@ REDUCED = "reduced"
 """The preset for backends that are much slower than the others."""
 
 DATASETS = ("imagenet", "openimages", "digits", "inputs")
-"""Datasets of recipes; ``inputs`` are random, for a `UserNetworkRecipe`."""
+"""Datasets of recipes; ``inputs`` are random inputs, for a `UserNetworkRecipe`."""
 
 SYNTHETIC_IMAGES = 320
 """Training images in a recipe's synthetic dataset, but at least `LEAST_PER_CLASS` per class."""
@@ -56,14 +56,15 @@ class Training:
     metric : str
         A key of `d5suite.validate.metrics.METRICS`.
     runs : int
-        Number of runs; each has its own seed for weights and image order.
+        Number of runs; every run has its own seed for weights and image order.
     accumulate : int
         Batches per update.
     source : str
-        Where the target is published and with which settings it was reached, or who set it. A
-        target with a source is for the real dataset; it is not measured on synthetic images.
+        Where the target is published, and with which settings it was reached; or who set the
+        target. A target with a source is for the real dataset, and not measured on synthetic
+        images.
     time_limit_s : float or None
-        Limit of the worker that trains, in seconds; None if the duration is unknown.
+        Time limit of the worker that trains, in seconds; None if the duration is unknown.
         ``--job-timeout`` overrides it.
     """
 
@@ -77,13 +78,37 @@ class Training:
     time_limit_s: float | None = TIME_LIMIT_S
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings in JSON's types, without the limit, which the parent enforces."""
+        """Return the settings as JSON types, without the limit, which the parent enforces."""
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "time_limit_s"}
         return {**plain, "schedule": self.schedule.to_dict()}
 
 
 SIZES = {"image_size": (0, 2**16), "batch_size": (1, 2**31 - 1), "classes": (0, 2**31 - 1)}
 """Ranges of a preset's numbers."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Requirements before timing, beyond the backend's own tolerances.
+
+    Attributes
+    ----------
+    trajectory_steps : int
+        Training steps over which backends must agree.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not a whole number from 1.
+    """
+
+    trajectory_steps: int = 10
+
+    def __post_init__(self) -> None:
+        if type(self.trajectory_steps) is not int or self.trajectory_steps < 1:
+            raise ConfigurationError(
+                f"trajectory_steps is {self.trajectory_steps!r}; it must be a whole number from 1", where="Acceptance"
+            )
 
 
 @dataclass(frozen=True)
@@ -96,7 +121,8 @@ class Preset:
         Height and width in pixels; 0 in a `UserNetworkRecipe`, whose file determines it.
     batch_size : int
     classes : int
-        Number of classes: the first ones of the dataset, and the network's outputs; 0 as above.
+        Number of classes: the first classes of the dataset, and the outputs of the network; 0 as
+        above.
     optimizer : Optimizer, optional
         Replaces the recipe's optimizer.
     max_time_s : float
@@ -104,9 +130,11 @@ class Preset:
     note : str
         Where the settings come from.
     training : Training, optional
-        Settings of ``time_to_accuracy``; without them it is not measured.
+        Settings of ``time_to_accuracy``, which is not measured without them.
     leaves_out : mapping of str to str
         Measurements of the recipe that this preset leaves out, with the reasons.
+    acceptance : Acceptance, optional
+        Replaces the recipe's acceptance.
     """
 
     image_size: int
@@ -117,6 +145,7 @@ class Preset:
     note: str = ""
     training: Training | None = None
     leaves_out: Mapping[str, str] = field(default_factory=dict)
+    acceptance: Acceptance | None = None
 
     def __post_init__(self) -> None:
         for name, (least, most) in SIZES.items():
@@ -132,19 +161,6 @@ class Preset:
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """Requirements before timing, beyond the backend's own tolerances.
-
-    Attributes
-    ----------
-    trajectory_steps : int
-        Training steps over which backends must agree.
-    """
-
-    trajectory_steps: int = 10
-
-
-@dataclass(frozen=True)
 class Recipe(Case, Declaration):
     """One network on one dataset.
 
@@ -153,26 +169,26 @@ class Recipe(Case, Declaration):
     name : str
         Name in reports.
     network : str
-        A network of the zoo, or the path of an ``.onnx`` file.
+        Name of a network of the zoo, or the path of an ``.onnx`` file.
     dataset : str
         One of `DATASETS`.
     optimizer : Optimizer
         Neutral settings; ``--optimizer`` changes them.
     presets : mapping of str to Preset
-        The first is the default. Backends that are too slow are measured at ``reduced``, if there
-        is one, whichever preset is requested.
+        The first preset is the default. Backends that are too slow are measured at the preset
+        ``reduced``, if there is one, whichever preset is requested.
     measurements : sequence of str or type of Measurement
         Names of known measurements, or classes that the recipe file defines.
     acceptance : Acceptance
     label_smoothing : float
         Label smoothing of the loss; see `d5suite.network.Network.with_label_smoothing`.
     formats : sequence of str
-        Storage formats, of `d5suite.data.formats.KINDS`; the recipe is measured once per format,
-        see `variants`. Without any, the dataset is used as it is stored.
+        Storage formats, from `d5suite.data.formats.KINDS`; the recipe is measured once per format,
+        see `variants`. Without formats, the dataset is used as it is stored.
     on_request : bool
         Whether the recipe is measured only if the command line names its file.
     file : Path
-        The Python file that declares it, for messages.
+        The Python file that declares the recipe, for messages.
     """
 
     name: str
@@ -189,7 +205,7 @@ class Recipe(Case, Declaration):
 
     @property
     def knobs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What can be swept; digits and a file have one image size."""
+        """Settings that can be swept; digits and a file have only one image size."""
         own = ("image-size",) if self.dataset in ("imagenet", "openimages") else ()
         return ("threads", "batch-size", "precision", *own)
 
@@ -218,17 +234,17 @@ class Recipe(Case, Declaration):
 
     @property
     def origin(self) -> str:  # type: ignore[override]
-        """The file that declares it."""
+        """The file that declares the recipe."""
         return str(self.file)
 
     def variants(self) -> list[Recipe]:
-        """Return the recipe itself, or one per storage format, such as ``input_pipeline-hdf5``."""
+        """Return the recipe, or a recipe per storage format, such as ``input_pipeline-hdf5``."""
         if not self.formats:
             return [self]
         return [replace(self, name=f"{self.name}-{each}", formats=(each,)) for each in self.formats]
 
     def kinds(self) -> list[type[Measurement]]:
-        """Return its measurements, including those with several ranks.
+        """Return the recipe's measurements, including the measurements with several ranks.
 
         Raises
         ------
@@ -289,8 +305,8 @@ class Recipe(Case, Declaration):
     def _lacks_operators(self, backend: Backend, preset: Preset) -> str | None:
         """Return which operators of a network of the zoo a backend lacks, or None.
 
-        A backend with all operators that d5suite expects has those of the zoo, so that nothing is
-        built for it. Of other networks the worker tells.
+        A backend with all operators that d5suite expects has the operators of the zoo, so no
+        network is built for it. For other networks, the worker reports what is missing.
         """
         from d5suite.network.operators import MORE_OPERATORS, ZOO_OPERATORS
 
@@ -371,7 +387,7 @@ class Recipe(Case, Declaration):
             dataset={"kind": self.dataset, "root": self._root(settings, preset.classes)},
             batch_size=settings.batch_size or preset.batch_size,
             optimizer=optimizer.to_dict(),
-            validation_steps=self.acceptance.trajectory_steps,
+            validation_steps=(preset.acceptance or self.acceptance).trajectory_steps,
             training=preset.training.to_dict() if preset.training else {},
             peers=shared.peers,
             trajectory=shared.trajectory,
@@ -386,7 +402,7 @@ class Recipe(Case, Declaration):
             return str(given.resolve())
         from d5suite.data.synthesis import cached_conversion, cached_imagenet, cached_openimages
 
-        # A thousand classes take long to draw, and only speed is measured: few images per class.
+        # Drawing a thousand classes takes long, and only speed is measured: few images per class.
         train = max(LEAST_PER_CLASS, SYNTHETIC_IMAGES // classes)
         if self.dataset == "openimages":
             root = cached_openimages(classes)
@@ -416,16 +432,16 @@ class Recipe(Case, Declaration):
         return math.inf if preset.training.time_limit_s is None else preset.training.time_limit_s
 
     def preset_for(self, backend: Backend, name: str | None) -> tuple[str, Preset]:
-        """Return the preset at which a backend runs if this one, or the default, is requested."""
+        """Return the preset at which a backend runs if ``name`` is requested; None: the default."""
         return self.preset(REDUCED if self._is_reduced(backend) else name)
 
     def sized_preset(self, backend: Backend, settings: Settings) -> tuple[str, Preset]:
-        """Return the preset of `preset_for`, with images of the size that is swept."""
+        """Return the preset of `preset_for`, with the image size of the sweep, if any."""
         name, preset = self.preset_for(backend, settings.preset)
         return name, replace(preset, image_size=settings.image_size) if settings.image_size else preset
 
     def _is_reduced(self, backend: Backend) -> bool:
-        """Return whether a backend is too slow for this recipe; False if it runs no network."""
+        """Return whether a backend is too slow for the recipe; False if no network runs."""
         return bool(backend.reduced) and any(each.runs_network for each in self.kinds())
 
     def preset(self, name: str | None) -> tuple[str, Preset]:
@@ -449,7 +465,7 @@ class Recipe(Case, Declaration):
 def _operators(
     network: str, classes: int, image_size: int, label_smoothing: float, *, several_labels: bool, inference_only: bool
 ) -> frozenset[str]:
-    """Return the operators of a network of the zoo with its loss, or up to its outputs."""
+    """Return the operators of a network of the zoo, with the loss or only up to the outputs."""
     from d5suite.network.zoo import build
 
     made = build(network, classes=classes, image_size=image_size)

@@ -1,4 +1,4 @@
-"""The recipe of a user's own network: ``--network FILE.onnx``, with ``--shape`` where needed.
+"""The recipe for a user's own network: ``--network FILE.onnx``, with ``--shape`` where needed.
 
 Imports neutral settings, jobs and networks.
 """
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 
 CLIPPED = 1.0
-"""Norm to which gradients of a squared error are clipped, unless ``--optimizer`` says otherwise:
-outputs may have any scale, and a step that is too long for it diverges."""
+"""Norm to which gradients of a squared error are clipped, unless ``--optimizer`` is given: outputs
+may have any scale, and a step that is too large for the scale diverges."""
 
 
 @dataclass(frozen=True)
 class UserNetworkRecipe(Recipe):
-    """Any network, on random inputs; `Recipe.network` is its file.
+    """Any network, on random inputs; `Recipe.network` is the network's file.
 
     Attributes
     ----------
     shapes : mapping of str to sequence of int
-        Dimensions by input, where the file leaves them open.
+        Dimensions by input, where the file leaves the dimensions open.
     inputs : mapping of str to Given
-        Values and ranges by input.
+        Values, or ranges of values, by input.
     sample : str
         Path of an ``.npz`` file with inputs, or empty.
     """
@@ -60,7 +60,7 @@ class UserNetworkRecipe(Recipe):
             yield Test(f"test_{measurement.name}", measurement, lambda settings: [self._of(settings)])
 
     def _of(self, settings: Settings) -> UserNetworkRecipe:
-        """Return the recipe of the network in the options, named after its file."""
+        """Return the recipe for the network in the options, named after the network's file."""
         path = settings.network
         if path is None:
             return self
@@ -166,5 +166,5 @@ def _read_sample(path: str) -> dict[str, np.ndarray]:
 
 
 def _plain(inputs: Mapping[str, Given]) -> dict[str, Any]:
-    """Return values and ranges in JSON's types."""
+    """Return values and ranges as JSON types."""
     return {name: list(each) if isinstance(each, Sequence) else each for name, each in inputs.items()}

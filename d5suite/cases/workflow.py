@@ -1,7 +1,7 @@
 """A workflow: programs that run side by side, and the couplings that join them.
 
-A recipe file declares one `Workflow`; `d5suite.pytest_plugin` makes the tests, one for each kind of
-coupling. Imports neutral settings, jobs, measurements and `d5suite.workflows`.
+A recipe file declares one `Workflow`; `d5suite.pytest_plugin` makes one test per kind of coupling.
+Imports neutral settings, jobs, measurements and `d5suite.workflows`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from d5suite.levels.backend import Backend
 
 SCHEME = "workflow"
-"""What stands for the scheme in names of results: components of a workflow do different things."""
+"""Replaces the scheme in names of results: the components of a workflow do different work."""
 
 MAX_TIME_S = 5.0
 """Sampling budget in seconds; ``--benchmark-max-time`` overrides it."""
@@ -40,13 +40,13 @@ class Component:
     Attributes
     ----------
     name : str
-        In the workflow.
+        Name in the workflow.
     program : str or type of Program
-        The name of one of d5suite's or a plug-in's, or a class that the recipe file defines.
+        Name of a program of d5suite or of a plug-in, or a class that the recipe file defines.
     ranks : int or None
-        None for all ranks that the others leave, at least one.
+        Number of ranks; None for all ranks that the others leave, at least one.
     options : mapping
-        The program's; JSON-able.
+        Options of the program; JSON-able.
     """
 
     name: str
@@ -62,23 +62,23 @@ class Component:
 
 @dataclass(frozen=True)
 class Coupling:
-    """What joins two components, in one direction.
+    """A coupling of two components, in one direction.
 
     Attributes
     ----------
     name : str
-        The programs know it by this name.
+        Name by which the programs know the coupling.
     source, target : str
-        Components.
+        Names of the components that write and read.
     kind : str
-        A key of `d5suite.workflows.couplings.KINDS`; empty for the kind that is measured
+        A key of `d5suite.workflows.couplings.KINDS`; empty for the kind under measurement
         (`Workflow.kinds`).
     policy : str
-        Of `d5suite.workflows.couplings.POLICIES`.
+        One of `d5suite.workflows.couplings.POLICIES`.
     capacity : int
         Messages that fit into the buffer of each channel.
     write_s : float
-        Seconds by which every put is slowed down, to see what a slow writer does.
+        Seconds by which every put is slowed down, to see the effect of a slow writer.
     """
 
     name: str
@@ -101,16 +101,17 @@ class Workflow(Case, Declaration):
     components : sequence of Component
     couplings : sequence of Coupling
     steps : mapping of str to int
-        Steps of a run by preset; the first is the default.
+        Steps of a run by preset; the first preset is the default.
     kinds : sequence of str
-        Kinds of couplings with which the workflow is measured, once with each.
+        Kinds of couplings; the workflow is measured once with every kind.
     placement : {"packed", "interleaved"}
         Whether a component's ranks follow each other, and so lie on the same hosts, or components
-        take turns.
+        take turns in the order of ranks.
     checkpoint_every : int
-        Steps between checkpoints; a restart from them is proved to find the same. 0 for none.
+        Steps between checkpoints; it is proved that a restart gives the same results. 0 for no
+        checkpoints.
     file : Path
-        The Python file that declares it, for messages.
+        The Python file that declares the workflow, for messages.
     """
 
     name: str
@@ -200,11 +201,11 @@ class Workflow(Case, Declaration):
 
     @property
     def origin(self) -> str:  # type: ignore[override]
-        """The file that declares it."""
+        """The file that declares the workflow."""
         return str(self.file)
 
     def variants(self) -> list[Workflow]:
-        """Return the workflow with each of its kinds of couplings, such as ``heat-memory``."""
+        """Return one workflow per kind of coupling, such as ``heat-memory``."""
         if all(each.kind for each in self.couplings):
             return [replace(self, kinds=())]
         return [
@@ -221,7 +222,7 @@ class Workflow(Case, Declaration):
             yield Test("_".join(("test", measurement.name, *variant.kinds)), measurement, variant.at)
 
     def at(self, settings: Settings) -> list[Workflow]:
-        """Return the workflow with the placement and buffers that are swept, if any."""
+        """Return the workflow with the placement and capacity of the sweep, if any."""
         if settings.coupling is not None:
             known(settings.coupling, "--sweep coupling")
         capacity = settings.capacity
@@ -237,7 +238,7 @@ class Workflow(Case, Declaration):
         return f"--sweep measures the coupling {settings.coupling} at this point" if others else None
 
     def of_ranks(self, ranks: Ranks) -> tuple[Ranks, str | None]:
-        """Return the ranks as a workflow uses them, and why it cannot with this number, or None."""
+        """Return the ranks as a workflow uses them, and why it cannot use this number, or None."""
         how = replace(ranks.distributed, scheme=SCHEME, settings={}, native=False)
         least = sum(each.ranks or 1 for each in self.components)
         is_open = any(each.ranks is None for each in self.components)

@@ -1,4 +1,4 @@
-"""Several ways to one ceiling: the best counts, and whether another one agrees is said.
+"""Several ways to one ceiling: the best way counts, and the source says whether another agrees.
 
 Imports the standard library, NumPy and `d5suite.statistics`.
 """
@@ -12,30 +12,30 @@ from typing import Any
 from d5suite.statistics.intervals import median_interval
 
 AGREE = 0.05
-"""Largest relative difference of two ways that agree."""
+"""Largest relative difference of two ways that count as agreeing."""
 
 KEYS = ("what", "precision", "level", "capacity_bytes", "working_set_bytes", "threads", "device")
-"""What tells ceilings apart; a way holds those that it has."""
+"""Keys that tell ceilings apart; a way holds the keys that apply."""
 
 
 def way_of(
     way: str, by: Sequence[str], work: float, samples_s: Sequence[float], disturbed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return one way's rates.
+    """Return the rates of one way.
 
     Parameters
     ----------
     way : str
-        How it was measured, for people to read.
+        How the ceiling was measured, for people to read.
     by : sequence of str
-        The libraries that computed: ways that share one do not confirm each other.
+        The libraries that computed: ways that share a library do not confirm each other.
     work : float
         Operations or bytes of a call.
     samples_s : sequence of float
-        Seconds of calls. The best one is the ceiling's, as in STREAM; the median says how steady
-        they are.
+        Seconds of calls. The fastest call sets the ceiling, as in STREAM; the median shows how
+        steady the calls are.
     disturbed : sequence of str
-        Why the machine was not quiet.
+        Why the machine was not quiet; empty if it was.
     """
     low, high = median_interval(samples_s)
     return {
@@ -55,9 +55,9 @@ def combined(ways: Iterable[Mapping[str, Any]], when: str) -> tuple[list[dict[st
     Parameters
     ----------
     ways : iterable of mapping
-        From `way_of`, each with those of `KEYS` that apply.
+        Ways from `way_of`, with the keys among `KEYS` that apply.
     when : str
-        For the source of each ceiling.
+        Date and time, for the source of the ceilings.
     """
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     spoiled = []

@@ -1,4 +1,4 @@
-"""Ceilings that adapters and transports reach, measured by workers: answers are proved, in time."""
+"""Ceilings that adapters and transports reach, measured by workers, which prove the answers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ LIMIT_S = 600.0
 """Time limit of a worker, in seconds."""
 
 LARGEST_COPY = 512 << 20
-"""Most bytes that a framework's copy reads and writes: its proof holds eight times as much."""
+"""Most bytes that a framework's copy reads and writes: the proof holds eight times as many."""
 
 ROW = 256
-"""Elements of a row of the copy: 1 KiB of float32, so that it fits into every cache."""
+"""Elements of a row of the copy: 1 KiB of float32, so that a row fits into every cache."""
 
 SIZES = tuple(4**power for power in range(1, 12))
 """Bytes of the messages of a ping-pong: 4 B to 4 MiB."""
@@ -39,7 +39,7 @@ def framework_ways(
     selection: Selection, *, device: str, precision: str, threads: int, product: int,
     levels: Sequence[Mapping[str, Any]], seconds: float, memory_bytes: int, folder: Path,
 ) -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
-    """Measure a framework's product of matrices, and its copies by size of what they touch.
+    """Measure a framework's matrix product, and copies by the size of their working set.
 
     Parameters
     ----------
@@ -47,15 +47,15 @@ def framework_ways(
     device, precision : str
     threads : int
     product : int
-        Rows and columns; 0 for no product.
+        Rows and columns of the matrices; 0 for no product.
     levels : sequence of mapping
-        Each with ``level`` and ``working_set_bytes``.
+        Memory levels, with ``level`` and ``working_set_bytes``.
     seconds : float
-        Sampling budget of each.
+        Sampling budget of every operation.
     memory_bytes : int
-        Limit of the worker.
+        Memory limit of the worker.
     folder : Path
-        For the job files.
+        Folder for the job files.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def framework_ways(
 
 
 def transports(device: str) -> dict[str, str | None]:
-    """Return the transports between ranks that move a device's arrays, each with what it lacks."""
+    """Return the transports that move a device's arrays between ranks, with what they lack."""
     return {
         name: problem(name)
         for name, each in COMMUNICATORS.items()
@@ -126,8 +126,8 @@ def transport_way(
     Returns
     -------
     dict or None, list of str
-        ``alpha_s`` and ``beta_s_per_byte`` of a message in one direction, each with its interval,
-        ``loggp`` and ``disturbed``; or why it is missing.
+        ``alpha_s`` and ``beta_s_per_byte`` of a message in one direction, with their intervals,
+        ``loggp`` and ``disturbed``; and why measurements are missing.
     """
 
     def case(collective: str, sizes: Sequence[int]) -> CollectiveCase:
@@ -164,7 +164,7 @@ def transport_way(
 def loggp_intervals(
     single: Sequence[float], burst: Sequence[float], paced: Sequence[float], *, beta: float, draws: int = 200
 ) -> dict[str, list[float]]:
-    """Return LogGP's parameters of small messages, each with the ends of its 95% interval.
+    """Return LogGP's parameters of small messages, with the ends of their 95% intervals.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def loggp_intervals(
     beta : float
         Seconds per byte.
     draws : int
-        Of a bootstrap over the samples.
+        Number of bootstrap draws from the samples.
     """
     rng, samples = np.random.default_rng(0), (single, burst, paced)
 
@@ -196,7 +196,7 @@ def _disturbed(measured: Measured) -> list[str]:
 def _measured(
     job: Job, folder: Path, slug: str, memory_bytes: int, who: str
 ) -> tuple[list[tuple[str, Measured]], list[str]]:
-    """Run a job; return what it measured, by key, and why the rest is missing."""
+    """Run a job; return the measurements by key, and why the other measurements are missing."""
     path = folder / f"{slug}.job.json"
     job.save(path)
     python = None

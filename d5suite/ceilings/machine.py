@@ -22,49 +22,51 @@ from d5suite.models.ceilings import KINDS, WHOLE
 from d5suite.models.machine import SCHEMA
 
 PART_OF_CACHE = 0.5
-"""Share of a cache that its working set fills: the rest is for what else runs."""
+"""Share of a cache that the working set fills: the rest is for other programs."""
 
 BEYOND_CACHE = 4
-"""A working set in memory is at least so many times the last cache, as STREAM's rules demand."""
+"""A working set in memory is at least this many times as large as the last-level cache, as STREAM's
+rules demand."""
 
 LEAST_BEYOND = 2
-"""With less memory than that, so many times must do; with fewer, memory has no ceiling."""
+"""If free memory does not suffice, this multiple of the last-level cache is enough; with less,
+memory has no ceiling."""
 
 LEAST_MEMORY_SET = 64 << 20
 """Least bytes of a working set in memory."""
 
 SHARE_OF_FREE = 0.4
-"""Share of the free memory that the working set may take."""
+"""Share of the free memory that a working set in memory may take."""
 
 DEVICE_SET = 512 << 20
-"""Bytes of the working set in a device's memory, above its caches."""
+"""Bytes of the working set in a device's memory: larger than the device's caches."""
 
 PROBE_LIMIT_S = 600.0
-"""Time limit of the probe."""
+"""Time limit of the probe, in seconds."""
 
 TRIES = 2
-"""Times that something is measured if the machine was disturbed."""
+"""Most tries of a measurement, if the machine was disturbed."""
 
 
 @dataclass(frozen=True)
 class MachinePlan:
-    """What to measure.
+    """The ceilings to measure, and settings.
 
     Attributes
     ----------
     threads : sequence of int
     precisions : sequence of str
     backends : sequence of Selection
-        Frameworks, each of which measures in a worker of its own.
+        Frameworks, which measure in separate workers.
     device : {"cpu", "cuda"}
     kinds : sequence of str
-        Of `d5suite.models.ceilings.KINDS`.
+        Kinds of ceilings, from `d5suite.models.ceilings.KINDS`.
     storage : Path
-        Folder whose file system is read.
+        Folder on the file system to read from.
     product : int
         Rows and columns of the matrices.
     seconds : float
-        Sampling budget of a way.
+        Sampling budget of a way, in seconds.
     storage_bytes, transfer_bytes : int
     largest_set : int or None
         Limit of a working set in bytes.
@@ -97,13 +99,13 @@ def measure_machine(plan: MachinePlan, tell: Callable[[str], None]) -> dict[str,
     ----------
     plan : MachinePlan
     tell : callable
-        Receives what is being measured.
+        Receives messages on the progress.
 
     Returns
     -------
     dict
-        The content of a machine file: ``ceilings``; ``not_kept``, measured while something
-        disturbed the machine; ``missing``, with reasons.
+        The content of a machine file: ``ceilings``; ``not_kept``, measured while the machine was
+        disturbed; ``missing``, with reasons.
 
     Raises
     ------
@@ -147,7 +149,7 @@ def measure_machine(plan: MachinePlan, tell: Callable[[str], None]) -> dict[str,
 
 
 def describe_host(device: str, backends: Sequence[Selection] = ()) -> dict[str, Any]:
-    """Return what identifies this machine, by which a result of another one is told apart."""
+    """Return the facts that identify this machine, to tell results of other machines apart."""
     facts = describe()
     found = {
         "cpu": facts["cpu"]["model"],
@@ -160,18 +162,19 @@ def describe_host(device: str, backends: Sequence[Selection] = ()) -> dict[str, 
 
 
 def working_sets(threads: int, largest: int | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the levels of memory that so many threads see, and why one is left out.
+    """Return the memory levels that this number of threads uses, and why levels are left out.
 
     Parameters
     ----------
     threads : int
     largest : int, optional
-        Limit in bytes.
+        Limit of a working set in bytes.
 
     Returns
     -------
     list of dict, list of str
-        ``level`` (L1, L2, …, memory), ``capacity_bytes`` and ``working_set_bytes`` of each.
+        Levels, with ``level`` (L1, L2, …, memory), ``capacity_bytes`` and ``working_set_bytes``;
+        and the reasons.
     """
     import psutil
 
@@ -213,7 +216,7 @@ def _probe(
     found: _Found,
     tell: Callable[[str], None],
 ) -> None:
-    """Measure what needs no adapter."""
+    """Measure the ceilings that the probe measures, most of them without an adapter."""
     request: dict[str, Any] = {
         "threads": threads,
         "seconds": plan.seconds,
@@ -240,7 +243,7 @@ def _probe(
 
 
 def run_probe(request: Mapping[str, Any], folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run the probe in a process of its own; return its ways, and why some are missing."""
+    """Run the probe in a separate process; return the ways, and why some are missing."""
     import os
 
     asked, answer = folder / "probe.json", folder / "probe.answer.json"
@@ -288,7 +291,7 @@ def _framework(
 
 
 def _undisturbed(once: Callable[[], tuple[list[dict[str, Any]], list[str]]], found: _Found) -> None:
-    """Measure again what something disturbed, and keep the better try of each way."""
+    """Measure; if the machine was disturbed, measure again, and replace the disturbed ways."""
     kept: dict[str, dict[str, Any]] = {}
     missing: list[str] = []
     for _ in range(TRIES):

@@ -1,7 +1,7 @@
 """Ceilings that need no adapter: NumPy, compiled kernels, storage; and copies to a device.
 
-A process of its own, ``python -m d5suite.ceilings.probe REQUEST.json ANSWER.json``, because
-libraries read their number of threads when they load. Every answer is compared with a known one.
+Runs in a separate process, ``python -m d5suite.ceilings.probe REQUEST.json ANSWER.json``, because
+libraries read their number of threads when they load. Every result is compared with a known answer.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from d5suite.instruments.machine import disturbance, snapshot
 from d5suite.instruments.threads import set_affinity
 
 SAMPLE_S = 5e-3
-"""Least seconds of a sample: long against the clock, the call and a thread's start."""
+"""Approximate seconds of a sample: long compared with the clock's resolution, the overhead of a
+call and the start of a thread."""
 
 FEWEST = 5
 """Fewest samples of a way."""
 
 LARGEST = 4
-"""Largest magnitude of drawn whole numbers, whose products and sums are exact in float32."""
+"""Largest magnitude of the whole numbers drawn, so that products and sums are exact in float32."""
 
 BLOCK = 8 << 20
 """Bytes of a read from storage."""
 
 Run = Callable[[int], object]
-"""Makes so many calls, one after the other."""
+"""A function that makes a given number of calls, one after the other."""
 
 
 def main(request: Path, answer: Path) -> None:
-    """Measure what a request asks for."""
+    """Make the measurements that a request asks for."""
     asked = read_json(request)
     set_affinity(asked["threads"])
     found: dict[str, list[Any]] = {"ways": [], "missing": []}
@@ -57,7 +58,7 @@ def main(request: Path, answer: Path) -> None:
 
 
 def _timed(run: Run, work: float, way: str, by: str, asked: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-    """Sample calls, each sample of as many as take `SAMPLE_S`."""
+    """Sample calls; a sample consists of as many calls as take about `SAMPLE_S`."""
     run(1)
     calls = 1
     while True:
@@ -91,7 +92,7 @@ def _require(right: bool, what: str) -> None:
 
 
 def _products(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """NumPy's product of two square matrices."""
+    """Measure NumPy's product of two square matrices."""
     rng, size = np.random.default_rng(0), asked["product"]
     for precision in asked["precisions"]:
         dtype = {"fp32": np.float32, "fp64": np.float64}.get(precision)
@@ -111,7 +112,7 @@ def _products(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _numpy_copies(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """NumPy's copy, which takes one thread."""
+    """Measure NumPy's copy, which uses one thread."""
     if asked["threads"] > 1:
         return
     for level in asked["levels"]:
@@ -128,7 +129,7 @@ def _numpy_copies(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _kernels(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """STREAM's triad and a sum, compiled for this processor."""
+    """Measure STREAM's triad and a sum, compiled for this processor."""
     if not asked["levels"]:
         return
     from d5suite.custom.build import compile_library
@@ -167,7 +168,7 @@ def _kernels(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _storage(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Reads of a new file, past the cache of the system."""
+    """Measure reads of a new file that bypass the system's page cache."""
     given = asked.get("storage")
     if not given:
         return
@@ -180,7 +181,7 @@ def _storage(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             digest = zlib.crc32(part, digest)
         file.flush()
         os.fsync(file.fileno())
-        buffer = mmap.mmap(-1, BLOCK)  # aligned, as direct reads need it
+        buffer = mmap.mmap(-1, BLOCK)  # aligned, as direct reads require
         refused = []
         for way, flag in (("direct reads", getattr(os, "O_DIRECT", None)), ("reads after dropping the cache", 0)):
             try:
@@ -219,7 +220,7 @@ def _reads(
 
 
 def _transfer(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Copies from the host to a device, by a framework's `feed`."""
+    """Measure copies from the host to a device, by a framework's ``feed``."""
     given = asked.get("transfer")
     if not given:
         return

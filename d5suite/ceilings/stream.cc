@@ -1,5 +1,5 @@
 // STREAM's triad (J. D. McCalpin, https://www.cs.virginia.edu/stream) and a sum, over doubles.
-// Each thread repeats its own part without waiting for others, so that small arrays stay in its cache.
+// Every thread repeats its own part without waiting for others, so that small arrays stay in the thread's cache.
 
 #include <cstdint>
 #include <omp.h>
@@ -7,7 +7,7 @@
 namespace {
 int64_t first_of(int64_t n, int64_t thread) { return n * thread / omp_get_num_threads(); }
 
-void keep_memory() { asm volatile("" ::: "memory"); }  // no repetition is left out
+void keep_memory() { asm volatile("" ::: "memory"); }  // so that the compiler removes no repetition
 }  // namespace
 
 extern "C" void d5_fill(double *__restrict a, int64_t n, int64_t period) {
@@ -37,7 +37,7 @@ extern "C" double d5_sum(const double *__restrict a, int64_t n, int64_t repeats)
   {
     const int64_t first = first_of(n, omp_get_thread_num()), last = first_of(n, omp_get_thread_num() + 1);
     for (int64_t r = 0; r < repeats; ++r) {
-      double s0 = 0.0, s1 = 0.0, s2 = 0.0, s3 = 0.0;  // one sum would wait for each addition
+      double s0 = 0.0, s1 = 0.0, s2 = 0.0, s3 = 0.0;  // a single sum would wait for every addition
       const int64_t quarter = (last - first) / 4;
       const double *p = a + first;
 #pragma omp simd reduction(+ : s0, s1, s2, s3)

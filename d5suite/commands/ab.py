@@ -6,9 +6,8 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from d5suite.commands.compare import add_formats, announce, check_formats
+from d5suite.commands.compare import add_formats, add_thresholds, announce, check_formats
 from d5suite.errors import ConfigurationError
-from d5suite.files import given_path
 from d5suite.launch.signals import uninterrupted
 
 if TYPE_CHECKING:
@@ -20,12 +19,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     command = commands.add_parser(
         "ab", help="measure two sides in turn and judge each benchmark by its pairs",
-        description="A SPEC is here, an interpreter, a virtual environment, env:NAME=VALUE, mode:NAME, rev:REVISION of "
-        "d5suite, or install:REQUIREMENT. Further options of pytest follow after --.",
+        description="A SPEC is one of: here, an interpreter, a virtual environment, env:NAME=VALUE, mode:NAME, "
+        "rev:REVISION of d5suite, or install:REQUIREMENT. Further options of pytest follow after --.",
         epilog="exit codes: as for compare (docs/compare.md)",
     )  # fmt: skip
     command.add_argument("--a", required=True, metavar="SPEC", help="the base")
-    command.add_argument("--b", required=True, metavar="SPEC", help="the side compared with it")
+    command.add_argument("--b", required=True, metavar="SPEC", help="the side to compare with the base")
     add_paired(command)
     add_formats(command)
     command.set_defaults(run=_run)
@@ -33,9 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def add_paired(command: argparse.ArgumentParser) -> None:
     """Add the options of commands that measure two sides in turn."""
-    command.add_argument("recipes", nargs="+", metavar="RECIPE", help="files, folders or FILE::TEST, as for pytest")
-    command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as for pytest")
-    command.add_argument("--preset", metavar="NAME", help="as for pytest")
+    add_selection(command)
     command.add_argument(
         "--max-pairs", type=int, default=60, metavar="N", help="limit per benchmark (default: %(default)s)"
     )
@@ -43,14 +40,24 @@ def add_paired(command: argparse.ArgumentParser) -> None:
         "--max-time", type=float, default=300.0, metavar="SECONDS", help="limit per benchmark (default: %(default)g)"
     )
     command.add_argument("--force", action="store_true", help="also judge measurements under different conditions")
+    add_decide_disturbed(command)
+    add_thresholds(command)
+    command.add_argument("--effect", type=float, metavar="FRACTION", help="relative change to find (default: 0.02)")
+
+
+def add_selection(command: argparse.ArgumentParser) -> None:
+    """Add what `benchmark_selection` reads: recipes, and pytest's options that select."""
+    command.add_argument("recipes", nargs="+", metavar="RECIPE", help="files, folders or FILE::TEST, as for pytest")
+    command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as for pytest")
+    command.add_argument("--preset", metavar="NAME", help="as for pytest")
+
+
+def add_decide_disturbed(command: argparse.ArgumentParser) -> None:
+    """Add the option that lets disturbed measurements decide."""
     command.add_argument(
         "--decide-disturbed", action="store_true",
-        help="decide even where something else took more than a tenth of the CPU time",
+        help="decide even if more than a tenth of the CPU time went elsewhere",
     )  # fmt: skip
-    command.add_argument(
-        "--thresholds", type=given_path, metavar="FILE.toml", help="what counts as a change, by benchmark"
-    )
-    command.add_argument("--effect", type=float, metavar="FRACTION", help="relative change to find (default: 0.02)")
 
 
 def benchmark_selection(options: argparse.Namespace) -> BenchmarkSelection:
@@ -83,17 +90,17 @@ def measure(
         As `compare_sides`, or if an option makes no sense.
     """
     from d5suite.pytest_plugin.ab import compare_sides
-    from d5suite.report.thresholds import PAIRED, Thresholds, read_thresholds
-    from d5suite.session.pairs import Budget
+    from d5suite.report.thresholds import PAIRED, read_thresholds
+    from d5suite.session.pairs import StoppingRule
 
-    thresholds = read_thresholds(options.thresholds, PAIRED) if options.thresholds else Thresholds(PAIRED)
+    thresholds = read_thresholds(options.thresholds, PAIRED)
     if options.effect is not None:
         if not 0 < options.effect <= 10:
             raise ConfigurationError(f"--effect {options.effect:g}: give a number above 0, to 10")
         thresholds.default = replace(thresholds.default, effect=options.effect)
     if options.max_pairs < 1 or not options.max_time > 0:
         raise ConfigurationError("--max-pairs and --max-time must be positive")
-    budget = Budget(options.max_pairs, options.max_time, options.decide_disturbed)
+    budget = StoppingRule(options.max_pairs, options.max_time, options.decide_disturbed)
     return compare_sides(specs, selection, thresholds, budget, force=options.force, only=only)
 
 

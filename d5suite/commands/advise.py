@@ -1,7 +1,7 @@
 """``d5suite advise``: how to divide the training of a network among devices.
 
-GPT-like transformers have a model that published steps calibrate; other networks one that is fitted
-to results of this suite.
+GPT-like transformers have a model that is calibrated with published steps; other networks have one
+that is fitted to results of this suite.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 UNJUDGED = "no measurement stands behind gradients that cross the network"
-"""Said where it holds: the calibration was judged on one node, and on pipelines over many."""
+"""Printed with plans whose replicas lie on several nodes: the calibration was judged on one node,
+and on pipelines over many."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,7 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("advise", help="rank ways to divide the training of a network among devices")
     command.add_argument(
         "network", metavar="NAME|FILE.onnx|gpt:layers=N,hidden=N,heads=N",
-        help="a network of the zoo, an ONNX file, or a GPT-like transformer; that also with sequence=N (2048) and "
+        help="a network of the zoo, an ONNX file, or a GPT-like transformer, optionally with sequence=N (2048) and "
         "vocabulary=N (51200)",
     )  # fmt: skip
     command.add_argument(
@@ -37,11 +38,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the machine (%(default)s)")
     command.add_argument(
-        "--batch", required=True, metavar="N[,…]", help="images or sequences of a step; several compete"
+        "--batch", required=True, metavar="N[,…]", help="images or sequences per step; several batch sizes compete"
     )
     command.add_argument(
         "--goal", choices=("time", "memory", "cost"), default="time",
-        help="seconds, bytes on a device, or device-seconds, of a step or, of several batches, an image (%(default)s)",
+        help="minimize seconds, bytes per device, or device-seconds: per step, or per image with several batch sizes "
+        "(%(default)s)",
     )  # fmt: skip
     command.add_argument("--top", type=int, default=8, metavar="N", help="plans to show (%(default)s)")
     command.add_argument("--json", action="store_true", help="print all plans as JSON instead of a table")
@@ -52,11 +54,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="RESULT.json",
-        help="results of at least three other networks on the machine, made with --passes layers,memory; repeat it",
+        help="results of at least three other networks on the machine, made with --passes layers,memory; repeat the "
+        "option for several files",
     )
-    own.add_argument("--backend", metavar="NAME[:MODE]", help="whose results (default: the only one there)")
-    own.add_argument("--threads", type=int, metavar="N", help="CPU threads of a rank (default: the only number there)")
-    own.add_argument("--image-size", type=int, default=224, metavar="PIXELS", help="%(default)s")
+    own.add_argument("--backend", metavar="NAME[:MODE]", help="backend that made the results (default: the only one)")
+    own.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads per rank (default: the only number in the results)"
+    )
+    own.add_argument("--image-size", type=int, default=224, metavar="PIXELS", help="default: %(default)s")
     command.set_defaults(run=_run)
 
 
@@ -95,7 +100,7 @@ def _batches(text: str) -> list[int]:
 
 
 def _of_results(options: argparse.Namespace, batches: list[int]) -> int:
-    """Advise on a network by results of others, or by steps that a machine file publishes."""
+    """Advise on a network by results of other networks, or by a machine file's published steps."""
     import json
 
     from d5suite.models.ceilings import read_ceilings

@@ -15,7 +15,7 @@ OWN = ("--list", "-h", "--help")
 
 
 def recipes_folder() -> Path:
-    """Return the folder of the recipes: in an installed package inside it, else the checkout's.
+    """Return the folder of the recipes: inside an installed package, else the checkout's.
 
     ``setup.py`` copies the checkout's ``recipes/`` into the package that is installed.
     """
@@ -80,7 +80,7 @@ def _require_framework() -> None:
 
 
 def _measure(paths: Sequence[Path], further: Sequence[str]) -> int:
-    """Run pytest on recipes with its own settings, whatever the current folder's settings are."""
+    """Run pytest on recipes with ``bench.ini``, whatever the current folder's settings are."""
     import pytest
 
     chosen = ["-c", str(Path(__file__).with_name("bench.ini")), "--rootdir", ".", "-o", "cache_dir=.d5suite/bench"]

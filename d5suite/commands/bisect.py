@@ -18,7 +18,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     command = commands.add_parser(
         "bisect", help="find the revision of d5suite, or of a backend, that made a benchmark slower",
-        description="Measures revisions in turn with the good one, as ab does. Further options of pytest follow "
+        description="Measure revisions in turn with the good revision, as ab does. Further options of pytest follow "
         "after --.",
         epilog="exit codes: 0 found, 2 usage, 6 several revisions are left; those of ab if BAD is not slower",
     )  # fmt: skip
@@ -26,7 +26,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("--bad", required=True, metavar="REVISION", help="a later revision that is slower")
     command.add_argument(
         "--repository", type=given_path, metavar="PATH",
-        help="Git repository of a backend, whose revisions are installed (default: d5suite's own)",
+        help="Git repository of the backend whose revisions to install (default: d5suite's own)",
     )  # fmt: skip
     add_paired(command)
     command.set_defaults(run=run)

@@ -20,19 +20,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     command = commands.add_parser(
         "compare", help="judge each benchmark of two runs, or show result files as tables",
-        description="Two files: a verdict on each benchmark. One, or more than two: tables.",
+        description="With two files: give a verdict on each benchmark. With one, or more than two: show tables.",
         epilog="exit codes: 0 nothing wrong, 1 regression, 2 usage, 3 wrong answer, 4 benchmark missing, "
         "5 not comparable, 6 too noisy to tell or nothing to judge (docs/compare.md)",
     )  # fmt: skip
     command.add_argument("results", type=given_path, nargs="+", metavar="RESULT.json", help="BASE.json NEW.json")
     command.add_argument("--tables", action="store_true", help="also show two files as tables side by side")
     command.add_argument(
-        "--by-size", action="store_true", help="also show collectives by size, with min and max of ranks"
+        "--by-size", action="store_true", help="also show collectives by size, with the minimum and maximum over ranks"
     )
     command.add_argument("--force", action="store_true", help="also compare runs of different machines or settings")
-    command.add_argument(
-        "--thresholds", type=given_path, metavar="FILE.toml", help="what counts as a change, by benchmark"
-    )
+    add_thresholds(command)
     command.add_argument(
         "--history", type=given_path, metavar="FOLDER", help="judge one file against the runs of a folder"
     )
@@ -54,6 +52,13 @@ def add_formats(command: argparse.ArgumentParser) -> None:
         command.add_argument(f"--{name}", type=given_path, metavar="FILE", help=f"write {what}; - prints it instead")
 
 
+def add_thresholds(command: argparse.ArgumentParser) -> None:
+    """Add the option that names a file of thresholds."""
+    command.add_argument(
+        "--thresholds", type=given_path, metavar="FILE.toml", help="what counts as a change, by benchmark"
+    )
+
+
 def _run(options: argparse.Namespace) -> int:
     from d5suite.report.compare import show
     from d5suite.report.console import Console
@@ -62,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.measure_between_runs:
         return _measure_between_runs(options)
     if options.history or (len(options.results) == 2 and not (options.tables or options.by_size)):
-        found = _judge_by_history(options) if options.history else _judge(options)
+        found = _judge(options)
         announce(found, options)
         return int(found.exit)
     given = [f"--{name.replace('_', '-')}" for name in _OF_TWO if getattr(options, name)]
@@ -90,30 +95,25 @@ def _measure_between_runs(options: argparse.Namespace) -> int:
 
 
 def _judge(options: argparse.Namespace) -> RunComparison:
+    from d5suite.report.history_verdicts import compare_with_history
     from d5suite.report.runs import read_run
-    from d5suite.report.thresholds import Thresholds, read_thresholds
+    from d5suite.report.thresholds import read_thresholds
     from d5suite.report.verdicts import compare_runs
 
-    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
+    others = options.tables or options.by_size or options.between_runs is not None
+    if options.history and (others or len(options.results) != 1):
+        raise ConfigurationError(
+            "--history is for one file, without --tables, --by-size and --between-runs: a history shows how runs vary"
+        )
+    thresholds = read_thresholds(options.thresholds)
+    if options.history:
+        return compare_with_history(options.history, read_run(options.results[0]), thresholds, force=options.force)
     if options.between_runs is not None:
         if not 0 <= options.between_runs <= 10:
             raise ConfigurationError(f"--between-runs {options.between_runs:g}: give a number from 0 to 10")
         thresholds.default = replace(thresholds.default, between_runs=options.between_runs)
     base, new = map(read_run, options.results)
     return compare_runs(base, new, thresholds, force=options.force)
-
-
-def _judge_by_history(options: argparse.Namespace) -> RunComparison:
-    from d5suite.report.history_verdicts import compare_with_history
-    from d5suite.report.runs import read_run
-    from d5suite.report.thresholds import Thresholds, read_thresholds
-
-    if len(options.results) != 1 or options.tables or options.by_size or options.between_runs is not None:
-        raise ConfigurationError(
-            "--history is for one file, without --tables, --by-size and --between-runs: a history shows how runs vary"
-        )
-    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
-    return compare_with_history(options.history, read_run(options.results[0]), thresholds, force=options.force)
 
 
 def check_formats(options: argparse.Namespace, results: Sequence[Path] = ()) -> None:
@@ -132,6 +132,7 @@ def announce(found: RunComparison, options: argparse.Namespace) -> None:
     from d5suite.files import write_bytes
     from d5suite.report.comparison_formats import show_comparison, to_json, to_junit, to_markdown
     from d5suite.report.console import Console
+    from d5suite.report.outputs import refused
 
     formats = {
         options.json: lambda: (json.dumps(to_json(found), indent=1, allow_nan=False) + "\n").encode(),
@@ -141,12 +142,8 @@ def announce(found: RunComparison, options: argparse.Namespace) -> None:
     printed = formats.pop(Path("-"), None)
     for path, content in formats.items():
         if path is not None:
-            try:
+            with refused("the comparison cannot be written", path):
                 write_bytes(path, content())
-            except OSError as error:
-                raise ConfigurationError(
-                    f"the comparison cannot be written: {error.strerror}", where=str(path)
-                ) from None
     if printed is not None:
         sys.stdout.write(printed().decode())
     else:

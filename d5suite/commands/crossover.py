@@ -8,7 +8,7 @@ from pathlib import Path
 from d5suite.errors import ConfigurationError
 
 MOST = 1024
-"""Ranks up to which is predicted."""
+"""Largest number of ranks that is predicted by default."""
 
 MOST_ALLOWED = 2**20
 
@@ -24,13 +24,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("result", type=Path, metavar="RESULT.json")
     command.add_argument(
-        "--bytes", metavar="N[,…]", help="bytes of all tensors together (default: three that were measured)"
+        "--bytes", metavar="N[,…]", help="total bytes of all tensors (default: three of the measured sizes)"
     )
     command.add_argument(
         "--tensors", default="1,64", metavar="N[,…]", help="equal tensors, sent one by one (%(default)s)"
     )
-    command.add_argument("--most", type=int, default=MOST, metavar="RANKS", help="predict up to so many (%(default)s)")
-    command.add_argument("--svg", type=Path, metavar="FILE", help="also draw it")
+    command.add_argument(
+        "--most", type=int, default=MOST, metavar="RANKS", help="predict up to this number of ranks (%(default)s)"
+    )
+    command.add_argument("--svg", type=Path, metavar="FILE", help="also draw the crossovers")
     command.add_argument("--json", type=Path, metavar="FILE", help="also write the crossovers")
     command.set_defaults(run=_run)
 

@@ -21,7 +21,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     convert.set_defaults(run=_convert)
     verify = data_commands.add_parser("verify", help="check that two datasets hold the same images and labels")
     verify.add_argument("first", type=given_path, metavar="A", help="dataset in any format")
-    verify.add_argument("second", type=given_path, metavar="B", help="dataset to compare it with")
+    verify.add_argument("second", type=given_path, metavar="B", help="dataset to compare with A")
     verify.set_defaults(run=_verify)
     make = data_commands.add_parser("make", help="draw a small synthetic dataset in a real dataset's layout")
     sets = make.add_subparsers(metavar="SET", required=True)

@@ -11,8 +11,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "explain",
         help="say what bounds a result, in sentences that name their figures",
-        description="Say what bounds each result of a file. Each sentence names the figures that it rests on; what has "
-        "no figure is left out. Nothing is concluded from a wrong answer or a disturbed machine.",
+        description="Say what bounds each result in a file. Every sentence names the figures behind it; without a "
+        "figure, nothing is said. Nothing is concluded from a wrong answer or a disturbed machine.",
     )
     command.add_argument("result", type=Path, metavar="RESULT.json")
     command.add_argument("case", nargs="?", metavar="CASE", help="only this case, or CASE/MEASUREMENT")

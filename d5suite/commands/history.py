@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from d5suite.commands.compare import add_thresholds
 from d5suite.files import given_path
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``history`` and its actions to the commands."""
-    history = commands.add_parser("history", help="keep a history of valid results and date its changes")
+    history = commands.add_parser("history", help="keep a history of valid results, and date changes")
     actions = history.add_subparsers(title="actions", metavar="ACTION", required=True)
     add = actions.add_parser(
         "add", help="add the valid results of result files",
@@ -18,14 +19,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add.add_argument("folder", type=given_path, metavar="FOLDER")
     add.add_argument("results", type=given_path, nargs="+", metavar="RESULT.json")
     add.set_defaults(run=_history_add)
-    show = actions.add_parser("show", help="list benchmarks with their latest level and every change, dated to its run")
+    show = actions.add_parser("show", help="list benchmarks with the latest level and every change, dated to a run")
     show.add_argument("folder", type=given_path, metavar="FOLDER")
     show.add_argument(
         "-k", dest="only", default="*", metavar="PATTERN", help="a name, or a shell pattern of names (default: all)"
     )
-    show.add_argument(
-        "--thresholds", type=given_path, metavar="FILE.toml", help="what counts as a change, by benchmark"
-    )
+    add_thresholds(show)
     show.set_defaults(run=_history_show)
     retire = actions.add_parser("retire", help="stop expecting benchmarks in new runs; keep their history")
     retire.add_argument("folder", type=given_path, metavar="FOLDER")
@@ -60,10 +59,9 @@ def _history_add(options: argparse.Namespace) -> int:
 def _history_show(options: argparse.Namespace) -> int:
     from d5suite.report.console import Console
     from d5suite.report.history import read, show
-    from d5suite.report.thresholds import Thresholds, read_thresholds
+    from d5suite.report.thresholds import read_thresholds
 
-    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
-    show(read(options.folder), options.only, thresholds, Console(markup=False))
+    show(read(options.folder), options.only, read_thresholds(options.thresholds), Console(markup=False))
     return 0
 
 

@@ -34,12 +34,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("result", type=given_path, metavar="RESULT.json")
     command.add_argument("-m", "--measurement", metavar="NAME", help="only this measurement, such as inference")
     command.add_argument(
-        "--direction", choices=("forward", "backward"), help="only this direction (default: both, in rows of their own)"
+        "--direction", choices=("forward", "backward"), help="only this direction (default: both, in separate rows)"
     )
     command.add_argument("--by", choices=tuple(BY), help="only this table (default: all three)")
     command.add_argument(
         "--sort", choices=("time", "difference", "ratio", "network"), default="time",
-        help="order: the slowest backend's time, its difference or ratio to the fastest, or as in the network "
+        help="sort by the slowest backend's time, by its difference or ratio to the fastest, or as in the network "
         "(%(default)s)",
     )  # fmt: skip
     command.add_argument("--top", type=int, default=TOP, metavar="N", help="rows to show (%(default)s; 0: all)")
@@ -123,16 +123,17 @@ def _chosen(rows: list[LayerRow], options: argparse.Namespace) -> list[LayerRow]
 
 def _steps(found: Comparison) -> Table:
     """Return how much of each backend's step the layers explain."""
+    from d5suite.report.console import table
     from d5suite.report.layers import reorders
 
-    table = _new("step", "ms", "slow-down", "in nodes", "elsewhere", "left over", "reorders")
+    drawn = table("step", "ms", "slow-down", "in nodes", "elsewhere", "left over", "reorders", words=("step",))
     for backend in found.backends:
         part = found.parts[backend]
         step = part["step_s"]
         count, took = reorders(part)
         shares = {name: seconds / step for name, seconds in part["other"].items()}
         elsewhere = ", ".join(f"{name} {_percent(share)}" for name, share in shares.items() if share >= SMALLEST)
-        table.add_row(
+        drawn.add_row(
             backend,
             _ms(part["plain_step_s"]),
             f"{part['slowdown']:.2f}",
@@ -141,15 +142,18 @@ def _steps(found: Comparison) -> Table:
             _percent(part.get("left_over_s", 0.0) / step),
             f"{count:.0f}, {_percent(took / part['plain_step_s'])}" if count else "–",
         )
-    return table
+    return drawn
 
 
 def _table(found: Comparison, by: str, rows: list[LayerRow], width: int) -> Table:
+    from d5suite.report.console import table
+
     backends = found.backends
     ceiling = bool(found.ceiling)
     room = width - 4 - 9 * len(backends) - 6 * (len(backends) > 1)
     counted = room - 7 * ceiling >= 40  # the counted work has room
-    table = _new(by, "", *backends, *["÷"] * (len(backends) > 1), *["GFLOP", "MB"] * counted, *["of peak"] * ceiling)
+    further = [*["÷"] * (len(backends) > 1), *["GFLOP", "MB"] * counted, *["of peak"] * ceiling]
+    drawn = table(by, "", *backends, *further, words=(by,))
     name_width = max(12, room - 16 * counted - 8 * ceiling)
     for row in rows:
         cells = [_shortened(row.label, name_width), _arrow(row)]
@@ -162,8 +166,8 @@ def _table(found: Comparison, by: str, rows: list[LayerRow], width: int) -> Tabl
         if ceiling:
             part = found.part_of_ceiling(row, row.fastest)
             cells.append("–" if part is None else _percent(part))
-        table.add_row(*cells)
-    return table
+        drawn.add_row(*cells)
+    return drawn
 
 
 def _order(rows: list[LayerRow]) -> list[str]:
@@ -179,22 +183,13 @@ def _arrow(row: LayerRow) -> str:
 
 
 def _why(rows: list[LayerRow]) -> list[str]:
-    """Say which implementations ran in the rows, where a library has told them."""
+    """Say which implementations ran in the rows, where a library reports them."""
     lines = []
     for row in rows:
         if row.kernels:
             lines.append(f"  {row.label} {_arrow(row)}")
             lines += [f"    {backend}: {text}" for backend, text in row.kernels.items()]
     return lines
-
-
-def _new(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
-    return table
 
 
 def _ms(seconds: float) -> str:
@@ -207,5 +202,5 @@ def _percent(part: float) -> str:
 
 
 def _shortened(text: str, width: int) -> str:
-    """Return a text that fits; of a longer one the end says more than the beginning."""
+    """Shorten a text to a width: its end stays, which says more than its beginning."""
     return text if len(text) <= width else "…" + text[1 - width :]

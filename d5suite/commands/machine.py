@@ -21,7 +21,7 @@ QUICK: dict[str, Any] = {
 MOST_THREADS = 4096
 
 LOGGP = (("o", "overhead"), ("g", "gap"), ("L", "latency"))
-"""LogGP's parameters in a machine file, in microseconds in the table."""
+"""LogGP's parameters: symbol in the table (microseconds), and name in a machine file."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,20 +29,27 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "machine",
         help="measure this machine's ceilings: arithmetic, caches, memory, transports, storage",
-        description="Measure what this machine computes, moves, sends and reads at most, each in several ways, into a "
-        "machine file for d5suite roofline and explain. What something disturbed is marked and not kept.",
+        description="Measure in several ways how much this machine computes, moves, sends and reads at most; write a "
+        "machine file for d5suite roofline and explain. Disturbed measurements are marked and not kept.",
     )
     command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the machine file")
     command.add_argument("--threads", metavar="N[,…]", help="CPU threads (default: 1, and all allowed CPUs)")
-    command.add_argument("--precision", default="fp32", metavar="NAME[,…]", help="of arithmetic (%(default)s)")
+    command.add_argument(
+        "--precision", default="fp32", metavar="NAME[,…]", help="precision of arithmetic (%(default)s)"
+    )
     command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     command.add_argument(
         "--backend", metavar="NAME[:MODE][,…]",
-        help="frameworks that measure, or none (default: all installed, each in its default mode)",
+        help="frameworks to measure with, or none (default: all installed, in their default modes)",
     )  # fmt: skip
-    command.add_argument("--only", metavar="KIND[,…]", help="only these: flops, bandwidth, transport, storage, …")
     command.add_argument(
-        "--storage", type=Path, metavar="DIR", help="whose file system is read (default: the file's folder)"
+        "--only", metavar="KIND[,…]", help="only these ceilings: flops, bandwidth, transport, storage, …"
+    )
+    command.add_argument(
+        "--storage",
+        type=Path,
+        metavar="DIR",
+        help="folder on the file system to read (default: the output file's folder)",
     )
     command.add_argument("--quick", action="store_true", help="small sizes and short sampling, for a first look")
     command.set_defaults(run=_run)
@@ -59,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
     from d5suite.report.console import Console
 
     cpus = len(allowed_cpus())
-    usual = [1, cpus] if options.device == "cpu" else [cpus]  # a device does not compute with them
+    usual = [1, cpus] if options.device == "cpu" else [cpus]  # a device does not compute with CPU threads
     threads = _numbers(options.threads) if options.threads else list(dict.fromkeys(usual))
     if max(threads) > cpus:
         raise ConfigurationError(
@@ -113,12 +120,11 @@ def _listed(text: str, option: str, known: tuple[str, ...]) -> list[str]:
 
 def show(content: Mapping[str, Any], console: Any) -> None:
     """Print the ceilings as a table, then what was not kept and what is missing."""
-    from rich.table import Table
+    from d5suite.report.console import table
 
     console.print(content["name"], style="bold")
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("ceiling", "threads", "value", "best way", "independent way"):
-        table.add_column(name, justify="right" if name in ("threads", "value") else "left", overflow="fold")
+    words = ("ceiling", "best way", "independent way")
+    drawn = table("ceiling", "threads", "value", "best way", "independent way", words=words)
     for each in content["ceilings"]:
         ways = each.get("ways", ())
         if each.get("agrees") is None:
@@ -126,8 +132,8 @@ def show(content: Mapping[str, Any], console: Any) -> None:
         else:
             following = f"{each['apart']:.0%} below" + ("" if each["agrees"] else ": no agreement")
         best = ways[0]["way"] if ways else "ping-pong"
-        table.add_row(name_of(each), str(each.get("threads", "")), figure_of(each), best, following)
-    console.print(table)
+        drawn.add_row(name_of(each), str(each.get("threads", "")), figure_of(each), best, following)
+    console.print(drawn)
     for title, lines in (
         ("* measured on a disturbed machine, and not kept:", [
             f"{name_of(each)}, {each['way']}: {'; '.join(each['disturbed'])}" for each in content["not_kept"]

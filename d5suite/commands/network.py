@@ -15,11 +15,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("--image-size", type=int, default=224, metavar="PIXELS")
     command.add_argument(
         "--shape", action="append", default=[], metavar="INPUT=NxCxHxW",
-        help="dimensions of an input that the file leaves open; repeat it for each input",
+        help="dimensions of an input that the file leaves open; repeat the option for several inputs",
     )  # fmt: skip
     command.add_argument(
         "--input", action="append", default=[], metavar="INPUT=VALUE",
-        help="value of an input of one element, such as a sampling rate; repeat it for each input",
+        help="value of an input of one element, such as a sampling rate; repeat the option for several inputs",
     )  # fmt: skip
     command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     command.add_argument("--layers", action="store_true", help="show each layer, not only the totals")

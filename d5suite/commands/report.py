@@ -18,10 +18,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(docs/report.md)",
     )
     report.add_argument("results", type=given_path, nargs="+", metavar="RESULT.json")
-    report.add_argument(
-        "-o", "--output", type=given_path, required=True, metavar="FILE.html", help="where the page goes"
-    )
-    report.add_argument("--title", default="", help="its heading (default: the cases' names)")
+    report.add_argument("-o", "--output", type=given_path, required=True, metavar="FILE.html", help="file for the page")
+    report.add_argument("--title", default="", help="heading of the page (default: the cases' names)")
     report.add_argument("--embed", action="store_true", help="write an embeddable frame for a page or notebook")
     report.add_argument("--history", type=given_path, metavar="DIR", help="show trends from a d5suite history folder")
     report.add_argument(

@@ -26,11 +26,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "roofline",
         help="place nodes and steps under a machine's roofs; follow them over threads and batch sizes",
-        description="Place the nodes and steps of results that were made with --passes layers under the ceilings of a "
-        "machine file. Bytes are counted. Results of several settings, as of --sweep, give trajectories.",
+        description="Place the nodes and steps of results made with --passes layers under the ceilings of a machine "
+        "file. Bytes are counted, not measured. Results at several settings, as from --sweep, give trajectories.",
     )
     command.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
-    command.add_argument("--machine", type=Path, required=True, metavar="FILE", help="from d5suite machine -o FILE")
+    command.add_argument("--machine", type=Path, required=True, metavar="FILE", help="from d5suite machine -o")
     command.add_argument("-m", "--measurement", metavar="NAME", help="only this measurement, such as inference")
     command.add_argument("--top", type=int, default=TOP, metavar="N", help="nodes to show (%(default)s; 0: all)")
     command.add_argument(
@@ -89,22 +89,20 @@ def _run(options: argparse.Namespace) -> int:
 
 def show(found: Sequence[Roofline], console: Console, *, top: int) -> None:
     """Print each result's step and slowest nodes, then what lies above its roof."""
-    from rich.table import Table
-
+    from d5suite.report.console import table
     from d5suite.report.roofline import COUNTED
 
     for each in found:
         star = " *" if each.marks else ""
         console.print(f"{each.title}, {each.backend}  ({each.setting}){star}", style="bold")
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        for name in ("", "ms", "GFLOP/s", "FLOP/byte", "GB/s", "of its roof", "bound by"):
-            table.add_column(name, justify="left" if name in ("", "bound by") else "right", overflow="fold")
-        table.add_row("step", *_cells(each.step))
+        headings = ("", "ms", "GFLOP/s", "FLOP/byte", "GB/s", "of its roof", "bound by")
+        drawn = table(*headings, words=("", "bound by"))
+        drawn.add_row("step", *_cells(each.step))
         for spot in each.nodes[: top or None]:
             arrow = "→" if spot.direction == "forward" else "←"
             label = spot.name.split(" ")[0] + (f" +{spot.nodes - 1}" if spot.nodes > 1 else "")
-            table.add_row(f"{label} {arrow}", *_cells(spot))
-        console.print(table)
+            drawn.add_row(f"{label} {arrow}", *_cells(spot))
+        console.print(drawn)
         for mark in each.marks:
             console.print(f"* {mark}")
         findings = [spot for spot in (each.step, *each.nodes) if spot.finding]

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from d5suite.models.ceilings import Roof
-    from d5suite.simulation.noise import Failures, Noise, Noisy
-    from d5suite.simulation.outcome import Outcome
+    from d5suite.simulation.noise import ComputeNoise, Failures, Noisy
+    from d5suite.simulation.outcome import SimulatedStep
     from d5suite.simulation.simulate import Setup
-    from d5suite.simulation.step import Step
+    from d5suite.simulation.step import ComputeStep
 
 MOST_RANKS = 100_000
 
@@ -34,55 +34,71 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "simulate",
         help="simulate a training step of many ranks: schemes, topologies, what if",
-        description="Simulate a data-parallel training step on SimGrid. Schemes and algorithms are those that run. "
+        description="Simulate a data-parallel training step on SimGrid. Schemes and algorithms run d5suite's own code. "
         "Computing comes from a network and a machine file, from a result, or from a trace.",
     )
     command.add_argument(
         "what",
         metavar="NETWORK|RESULT.json|TRACE",
-        help="of the zoo, FILE.onnx, a result with --passes layers, a trace",
+        help="a network of the zoo, FILE.onnx, a result with --passes layers, or a trace",
     )
-    command.add_argument("--ranks", type=int, metavar="N", help="default: 2; of a trace, its own")
-    command.add_argument("--machine", type=given_path, metavar="FILE", help="ceilings and links (docs/simulation.md)")
-    command.add_argument("--transport", metavar="NAME", help="whose α and β of a measured machine file (its first)")
-    command.add_argument("--threads", type=int, default=1, metavar="N", help="of a rank (%(default)s)")
+    command.add_argument(
+        "--ranks", type=int, metavar="N", help="number of ranks (default: 2; for a trace, its own number)"
+    )
+    command.add_argument(
+        "--machine", type=given_path, metavar="FILE", help="machine file with ceilings and links (docs/simulation.md)"
+    )
+    command.add_argument(
+        "--transport",
+        metavar="NAME",
+        help="transport of a measured machine file that gives α and β (default: its first)",
+    )
+    command.add_argument("--threads", type=int, default=1, metavar="N", help="threads per rank (%(default)s)")
     command.add_argument(
         "--scheme", default="all_reduce", metavar="NAME[:SETTING=VALUE,…]", help="default: %(default)s"
     )
-    command.add_argument("--algorithm", metavar="NAME", help="of collectives (ring; of a trace, its own)")
-    command.add_argument("--order", metavar="NAME", help="of transfers: tic, tac, forward, backward, random:SEED")
+    command.add_argument("--algorithm", metavar="NAME", help="algorithm of collectives (ring; for a trace, its own)")
+    command.add_argument("--order", metavar="NAME", help="order of transfers: tic, tac, forward, backward, random:SEED")
     command.add_argument("--topology", default="switch", metavar="NAME", help="switch, fat-tree, dragonfly or nvlink")
-    command.add_argument("--island", type=int, metavar="N", help="ranks of a node (the machine file's)")
+    command.add_argument("--island", type=int, metavar="N", help="ranks per node (default: as in the machine file)")
     command.add_argument(
         "--cores", type=int, metavar="N",
-        help="of a node: computing, copying and messages wait for them, and its ranks compete for memory bandwidth "
-        "(by default nothing does)",
+        help="cores per node: computing, copying and messages wait for a core, and the ranks of a node compete for "
+        "memory bandwidth (by default, nothing waits or competes)",
     )  # fmt: skip
     command.add_argument("--no-overlap", action="store_true", help="gradients come after the whole backward pass")
-    command.add_argument("--batch-size", type=int, default=32, metavar="N", help="of a rank and network (%(default)s)")
+    command.add_argument(
+        "--batch-size", type=int, default=32, metavar="N", help="batch size per rank, for a network (%(default)s)"
+    )
     command.add_argument("--image-size", type=int, default=224, metavar="PIXELS", help="default: %(default)s")
     command.add_argument(
         "--share",
         type=float,
         default=0.5,
         metavar="X",
-        help="of the roofline that a network's nodes reach (%(default)s)",
+        help="share of the roofline that a network's nodes reach (%(default)s)",
     )
-    command.add_argument("--network", metavar="NAME", help="of a result: the zoo's network (from its recipe's name)")
-    command.add_argument("-m", "--case", metavar="NAME", help="of a result with several: CASE/MEASUREMENT, or a part")
-    command.add_argument("--backend", metavar="NAME", help="of a result with several")
-    command.add_argument("--step", default="step", metavar="REGION", help="of a trace: what is one step (%(default)s)")
+    command.add_argument(
+        "--network", metavar="NAME", help="for a result: network of the zoo (default: from the recipe's name)"
+    )
+    command.add_argument(
+        "-m", "--case", metavar="NAME", help="for a result with several cases: CASE/MEASUREMENT, or a part"
+    )
+    command.add_argument("--backend", metavar="NAME", help="for a result with several backends")
+    command.add_argument(
+        "--step", default="step", metavar="REGION", help="for a trace: the region that is one step (%(default)s)"
+    )
     command.add_argument(
         "--what-if", action="append", default=[], metavar="NAME=VALUE",
-        help="also with this changed: network=2x, latency=0.5x, compute=0.5x, ranks=2x, algorithm=NAME, scheme=NAME, "
-        "order=NAME, topology=NAME, operator:Conv=0.5; repeat it for each",
+        help="also simulate with a change: network=2x, latency=0.5x, compute=0.5x, ranks=2x, algorithm=NAME, "
+        "scheme=NAME, order=NAME, topology=NAME, operator:Conv=0.5; repeat the option for several changes",
     )  # fmt: skip
     command.add_argument(
-        "--stragglers", metavar="RESULT.json|SIGMA", help="noise of computing: a result's samples, or log-normal"
+        "--stragglers", metavar="RESULT.json|SIGMA", help="noise on computing times: samples of a result, or log-normal"
     )
     command.add_argument(
         "--failures", metavar="HOURS[,checkpoint=S][,restart=S][,interval=S]",
-        help="mean time between failures of a rank; seconds of a checkpoint (60), of a restart (120)",
+        help="mean time between failures of a rank; seconds per checkpoint (60) and restart (120)",
     )  # fmt: skip
     command.add_argument("--json", type=given_path, metavar="FILE", help="also write all figures")
     command.add_argument("--trace", type=given_path, metavar="FILE.h5", help="also write a trace, for d5suite trace")
@@ -90,7 +106,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 class _Given(NamedTuple):
-    """What is simulated, and what is known of it."""
+    """What is simulated, and what is known about it."""
 
     setup: Setup
     title: str
@@ -167,7 +183,7 @@ def _given(options: argparse.Namespace) -> _Given:
 
     from d5suite.simulation.platform import machine_figures, part_of_machine
     from d5suite.simulation.simulate import Setup, node_of
-    from d5suite.simulation.step import Step
+    from d5suite.simulation.step import ComputeStep
     from d5suite.simulation.what_if import in_order, scheme_settings
 
     settings = scheme_settings(options.scheme)
@@ -194,7 +210,7 @@ def _given(options: argparse.Namespace) -> _Given:
         found = replay(read_trace(path), str(path), step=options.step)
         programs, measured, part, missing = found.programs, found.step_s, None, ""
         algorithm, ranks = options.algorithm or found.algorithm, options.ranks or len(programs)
-        step = Step(f"the steps of {path.name}", (), (), 0.0, {}, "the trace")
+        step = ComputeStep(f"the steps of {path.name}", (), (), 0.0, {}, "the trace")
         if options.algorithm or options.ranks:
             measured = None
     if is_one_machine:
@@ -213,7 +229,7 @@ def _given(options: argparse.Namespace) -> _Given:
     return _Given(setup, step.title, measured, sources, missing)
 
 
-def _of_network(options: argparse.Namespace, roof: Roof, source: str) -> Step:
+def _of_network(options: argparse.Namespace, roof: Roof, source: str) -> ComputeStep:
     from d5suite.network.user_network import load_user_network
     from d5suite.network.zoo import build
     from d5suite.simulation.step import from_network
@@ -249,7 +265,9 @@ def _records(path: Path, case: str | None, backend: str | None) -> list[tuple[st
     return exact or [each for each in found if each[2]["backend"]["name"] == backend]
 
 
-def _of_result(options: argparse.Namespace, path: Path, roof: Roof, source: str) -> tuple[Step, Mapping[str, str]]:
+def _of_result(
+    options: argparse.Namespace, path: Path, roof: Roof, source: str
+) -> tuple[ComputeStep, Mapping[str, str]]:
     """Take the layers pass of a training step, or its median, which counted work divides."""
     from d5suite.backends import discover
     from d5suite.network.zoo import build, name_in
@@ -275,7 +293,7 @@ def _of_result(options: argparse.Namespace, path: Path, roof: Roof, source: str)
     return step, {} if known is None else known.absent
 
 
-def _noise(text: str) -> Noise:
+def _noise(text: str) -> ComputeNoise:
     from d5suite.simulation.noise import lognormal, of_samples
 
     try:
@@ -291,7 +309,7 @@ def _noise(text: str) -> Noise:
     return lognormal(sigma)
 
 
-def _noisy(setup: Setup, noise: Noise) -> Noisy:
+def _noisy(setup: Setup, noise: ComputeNoise) -> Noisy:
     from dataclasses import replace
 
     from d5suite.simulation.noise import noisy
@@ -330,28 +348,27 @@ def _failures(text: str, ranks: int) -> Failures:
     )
 
 
-def show(given: _Given, base: Outcome, changed: Sequence[tuple[str, int, Outcome]], console: Any) -> None:
-    """Print the step, and each what if beside it."""
-    from rich.table import Table
+def show(given: _Given, base: SimulatedStep, changed: Sequence[tuple[str, int, SimulatedStep]], console: Any) -> None:
+    """Print the step, and each what-if beside it."""
+    from d5suite.report.console import table
 
     setup = given.setup
     how = f"{setup.settings.name} by {setup.algorithm}" if setup.given is None else f"replayed, {setup.algorithm}"
     console.print(f"{given.title}\n{setup.ranks:,} ranks on one {setup.network.topology}, {how}" if
                   setup.network.topology == "switch" else
                   f"{given.title}\n{setup.ranks:,} ranks, {setup.network.topology}, {how}")  # fmt: skip
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("", "ranks", "step", "against", "computing", "communicating", "waiting", "bound by"):
-        table.add_column(name, justify="left" if name in ("", "bound by") else "right", overflow="fold")
+    headings = ("", "ranks", "step", "against", "computing", "communicating", "waiting", "bound by")
+    drawn = table(*headings, words=("", "bound by"))
     for name, ranks, each in [("as given", setup.ranks, base), *changed]:
-        table.add_row(
+        drawn.add_row(
             name, f"{ranks:,}", seconds(each.step_s), "" if each is base else f"{each.step_s / base.step_s:.3f}",
             f"{each.computing:.0%}", f"{each.communicating:.0%}", f"{each.waiting:.0%}", each.bound,
         )  # fmt: skip
-    console.print(table)
+    console.print(drawn)
 
 
-def lines(given: _Given, base: Outcome, noisy: Noisy | None, broken: Failures | None) -> list[str]:
-    """Say what bounds the step, what that rests on, and what it leaves out."""
+def lines(given: _Given, base: SimulatedStep, noisy: Noisy | None, broken: Failures | None) -> list[str]:
+    """Say what bounds the step, what this rests on, and what the simulation leaves out."""
     share = base.path[base.bound]
     found = [f"{PART[base.bound].capitalize()}: {share:.0%} of the path that decides when the step ends."]
     source = given.sources.get(base.bound, "")

@@ -6,11 +6,11 @@ import argparse
 import contextlib
 import os
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from d5suite.commands.status_line import StatusLine
 from d5suite.errors import ConfigurationError, D5Error, JobError, escaped
 from d5suite.files import given_path, read_json
 from d5suite.launch.slurm import client
@@ -30,41 +30,41 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     own = slurm.add_subparsers(metavar="COMMAND", required=True)
 
     draft = own.add_parser("init", help="ask Slurm about its partitions, and draft a site profile")
-    draft.add_argument("--partition", metavar="NAME", help="default: Slurm's own")
+    draft.add_argument("--partition", metavar="NAME", help="default: Slurm's default partition")
     draft.add_argument("--out", type=given_path, metavar="FILE", help="default: ./d5suite-slurm.toml; - prints it")
     draft.set_defaults(run=_init)
 
     for name, text in (("run", "submit, follow, gather one result file"), ("script", "write batch scripts only")):
         command = own.add_parser(name, help=text, epilog="Further options of pytest follow after --.")
-        command.add_argument("recipes", nargs="*", metavar="RECIPE", help="files of level 3")
-        command.add_argument("--nodes", metavar="N[,…]", help="numbers of nodes, each measured")
+        command.add_argument("recipes", nargs="*", metavar="RECIPE", help="recipe files of level 3")
+        command.add_argument("--nodes", metavar="N[,…]", help="numbers of nodes to measure")
         command.add_argument(
             "--profile", type=given_path, metavar="FILE", help="site profile (default: ./d5suite-slurm.toml)"
         )
-        command.add_argument("--folder", type=given_path, metavar="DIR", help=f"where runs lie (default: {PARENT})")
+        command.add_argument("--folder", type=given_path, metavar="DIR", help=f"folder for runs (default: {PARENT})")
         command.add_argument(
             "--out", type=given_path, metavar="FILE", help="result file (default: in the run's folder)"
         )
-        command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as of pytest, like those below")
+        command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as for pytest, like the options below")
         for option in PASSED:
             command.add_argument(f"--{option}", metavar="VALUE")
         command.set_defaults(run=_run if name == "run" else _script)
         if name == "run":
             command.add_argument(
                 "--resume", nargs="?", type=given_path, const=Path(), metavar="RUN",
-                help="submit what a run lacks (default: the latest one)",
+                help="submit the missing jobs of a run (default: the latest run)",
             )  # fmt: skip
             command.add_argument("--no-follow", action="store_true", help="submit only; collect later")
 
-    status = own.add_parser("status", help="say what a run has measured, and what is missing and why")
+    status = own.add_parser("status", help="show what a run has measured, and what is missing and why")
     collect = own.add_parser("collect", help="gather what a run has measured, from any shell")
-    stop = own.add_parser("cancel", help="cancel what still waits or runs")
+    stop = own.add_parser("cancel", help="cancel waiting and running jobs")
     for command, work in ((status, _status), (collect, _collect), (stop, _cancel)):
         command.add_argument(
-            "folder", nargs="?", type=given_path, metavar="RUN", help="its folder (default: the latest one)"
+            "folder", nargs="?", type=given_path, metavar="RUN", help="folder of the run (default: the latest run)"
         )
         command.set_defaults(run=work)
-    collect.add_argument("--out", type=given_path, metavar="FILE", help="result file (default: that of the run)")
+    collect.add_argument("--out", type=given_path, metavar="FILE", help="result file (default: as the run states)")
 
 
 def _init(options: argparse.Namespace) -> None:
@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _telling_what_goes_on(run: SlurmRun) -> Iterator[None]:
-    """Say after an error or Ctrl-C which jobs go on."""
+    """Say which jobs go on after an error or Ctrl-C."""
     try:
         yield
     except BaseException as error:
@@ -129,7 +129,7 @@ def _telling_what_goes_on(run: SlurmRun) -> Iterator[None]:
 
 def _followed(run: SlurmRun, gathering: Gathering) -> list[JobStatus]:
     """Wait until all jobs have ended; prepare gathering once none is queued."""
-    shown = _ProgressLine(run)
+    shown = _Progress(run)
 
     def tell(statuses: list[JobStatus], remark: str) -> None:
         shown.tell(statuses, remark)
@@ -208,7 +208,7 @@ def _new(options: argparse.Namespace) -> SlurmRun:
 
 
 def _require_mpi(run: SlurmRun) -> None:
-    """Check that srun lets ranks of MPI meet."""
+    """Raise `ConfigurationError` if MPI starts the ranks, but the profile's srun has no MPI."""
     ranks = (read_json(run.job_path(name)).get("distributed") or {} for name in run.jobs)
     if run.profile.profile.mpi == "none" and any(each.get("launcher") == "mpi" for each in ranks):
         raise ConfigurationError(
@@ -270,11 +270,12 @@ def _gather(run: SlurmRun, statuses: list[JobStatus], out: Path, gathering: Gath
     return code or (1 if missing else 0)
 
 
-class _ProgressLine:
-    """Progress: a line that changes on a terminal; in a pipe a line when a job has ended."""
+class _Progress(StatusLine):
+    """Progress: a line for each ended job, and on a terminal one that is updated."""
 
     def __init__(self, run: SlurmRun) -> None:
-        self.run, self.terminal, self._reported, self._remark = run, sys.stderr.isatty(), set[str](), ""
+        super().__init__()
+        self.run, self._reported, self._remark = run, set[str](), ""
 
     def tell(self, statuses: list[JobStatus], remark: str) -> None:
         for status in statuses:
@@ -282,27 +283,22 @@ class _ProgressLine:
                 self._reported.add(status.name)
                 self.clear()
                 print(escaped(f"  {status.name}: {describe(self.run, status)}"), flush=True)
-        if remark and not self._remark and not self.terminal:
+        if remark and not self._remark and not self.is_shown:
             print(escaped(f"  {remark}"), flush=True)
         self._remark = remark
-        if self.terminal:
+        if self.is_shown:
             counts = Counter(self._word(status) for status in statuses)
             phase = next((status.phase for status in statuses if not status.ended and status.phase), "")
             line = remark or ", ".join(f"{count} {word}" for word, count in counts.items()) + (
                 f"; {phase}" * bool(phase)
             )
-            width = shutil.get_terminal_size().columns - 3
-            print(f"\r\033[K  {line[:width]}", end="", file=sys.stderr, flush=True)
+            self.show(f"  {line}")
 
     @staticmethod
     def _word(status: JobStatus) -> str:
         if status.ended:
             return "measured" if status.complete else "ended"
         return "wait" if status.waits else "run"
-
-    def clear(self) -> None:
-        if self.terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _shown(path: Path) -> str:

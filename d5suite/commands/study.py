@@ -5,20 +5,19 @@ from __future__ import annotations
 import argparse
 import platform
 import re
-import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from d5suite.commands.status_line import StatusLine
 from d5suite.errors import ConfigurationError, escaped
 from d5suite.files import given_path, write_bytes
 
 if TYPE_CHECKING:
     from d5suite.study.declaration import Study
-    from d5suite.study.run import PlannedRun, Progress
-    from d5suite.study.state import MachineState
+    from d5suite.study.run import PlannedRun, StudyProgress
+    from d5suite.study.state import MachineRuns
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,21 +25,23 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "study", help="run a study that a file declares, and write its report",
         description="Run what a study declares, part by part, and write a report whose every figure names its raw "
-        "data. Start it in the folder that the study's recipes are named from.",
+        "data. Run it in the folder to which the study's recipe paths are relative.",
         epilog="exit codes: 0 finished, 1 a run has no result or a figure differs, 2 usage, 130 interrupted "
         "(docs/study.md)",
     )  # fmt: skip
     command.add_argument("study", type=given_path, nargs="?", metavar="STUDY.toml", help="such as studies/*.toml")
-    command.add_argument("-o", "--output", type=given_path, metavar="FOLDER", help="where results and report go")
+    command.add_argument("-o", "--output", type=given_path, metavar="FOLDER", help="folder for results and report")
     command.add_argument("--plan", action="store_true", help="print the runs and their expected time; run nothing")
-    command.add_argument("--resume", action="store_true", help="go on: keep finished runs, repeat those cut off")
+    command.add_argument("--resume", action="store_true", help="continue: keep finished runs, repeat interrupted runs")
     parts = command.add_mutually_exclusive_group()
     parts.add_argument("--only", metavar="PART", default="", help="only this part")
     parts.add_argument(
-        "--again", metavar="PART", default="", help="measure this part again; each earlier result stays until the new "
+        "--again", metavar="PART", default="", help="measure this part again; every earlier result stays until the new "
         "one is finished",
     )  # fmt: skip
-    command.add_argument("--budget", metavar="TIME", help="of this call, such as 3h or 45m (default: the study's)")
+    command.add_argument(
+        "--budget", metavar="TIME", help="time limit for this call, such as 3h or 45m (default: the study's)"
+    )
     command.add_argument(
         "--machine", metavar="NAME", help="name of this machine in the report (default: its host name)"
     )
@@ -50,7 +51,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     other = command.add_mutually_exclusive_group()
     other.add_argument("--report", type=given_path, metavar="FOLDER", help="only write the report of a study's folder")
     other.add_argument(
-        "--check", type=given_path, metavar="FOLDER", help="make every figure of a report again from the raw data"
+        "--check", type=given_path, metavar="FOLDER", help="recompute every figure of a report from the raw data"
     )
     other.add_argument(
         "--pack", type=given_path, metavar="FOLDER", help="make a study's folder small enough for a repository, and "
@@ -145,7 +146,7 @@ def _measure(options: argparse.Namespace) -> int:
     if not (folder / DECLARATION).exists() or not options.study.samefile(folder / DECLARATION):
         write_bytes(folder / DECLARATION, options.study.read_bytes())
     show_plan(study, planned, budget, state, {**made_on, **made_with})
-    shown = _ProgressLine(state)
+    shown = _Progress(state)
     try:
         measure(study, state, planned, budget_s=budget, tell=shown.tell, made_on=made_on, made_with=made_with)
     except KeyboardInterrupt:
@@ -204,8 +205,8 @@ def software_here() -> dict[str, str]:
     return found | {name: version for name, version in versions.items() if version}
 
 
-def _check_hardware(state: MachineState, here: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` if results of this name are of another machine."""
+def _check_hardware(state: MachineRuns, here: Mapping[str, str]) -> None:
+    """Raise `ConfigurationError` if results under this machine's name are of another machine."""
     from d5suite.study.state import HARDWARE
 
     for name, run in state.runs.items():
@@ -220,7 +221,7 @@ def _check_hardware(state: MachineState, here: Mapping[str, str]) -> None:
 
 
 def show_plan(
-    study: Study, planned: list[PlannedRun], budget_s: float, state: MachineState, here: Mapping[str, str]
+    study: Study, planned: list[PlannedRun], budget_s: float, state: MachineRuns, here: Mapping[str, str]
 ) -> None:
     """Print the runs in their order, their expected time, and whether the budget holds them."""
     print(f"{study.title}: {len(planned)} runs")
@@ -234,7 +235,7 @@ def show_plan(
     print(f"expected: {span(left)} of a budget of {span(budget_s)}: {fits}", flush=True)
 
 
-def _changed(kept: list[PlannedRun], state: MachineState, here: Mapping[str, str]) -> Iterator[str]:
+def _changed(kept: list[PlannedRun], state: MachineRuns, here: Mapping[str, str]) -> Iterator[str]:
     """Say what has changed since finished runs were measured."""
     from d5suite.study.state import parts_by
 
@@ -255,13 +256,14 @@ def span(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-class _ProgressLine:
-    """Progress: a line that changes on a terminal; in a pipe a line when a run has ended."""
+class _Progress(StatusLine):
+    """Progress: a line for each ended run, and on a terminal one that is updated."""
 
-    def __init__(self, state: MachineState) -> None:
-        self.state, self.terminal, self._shown_s = state, sys.stderr.isatty(), 0.0
+    def __init__(self, state: MachineRuns) -> None:
+        super().__init__()
+        self.state, self._shown_s = state, 0.0
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: StudyProgress) -> None:
         """Show progress."""
         name = progress.run.run.name
         if progress.ended is not None:
@@ -269,13 +271,6 @@ class _ProgressLine:
             ended = progress.ended
             why = f": {ended.why}" if ended.why else ""
             print(f"[{progress.number}/{progress.count}] {name} {ended.state}, {span(ended.seconds)}{why}", flush=True)
-        elif self.terminal and time.monotonic() - self._shown_s >= 1:
+        elif self.is_shown and time.monotonic() - self._shown_s >= 1:
             self._shown_s = time.monotonic()
-            line = f"[{progress.number}/{progress.count}] {name}; about {span(progress.left_s)} left"
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r\033[K{line[:width]}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Remove the line that changes."""
-        if self.terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            self.show(f"[{progress.number}/{progress.count}] {name}; about {span(progress.left_s)} left")

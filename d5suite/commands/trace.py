@@ -17,12 +17,12 @@ WHERE = "an OTF2 archive, a recording, the folder of one, an HDF5 file, or a fra
 WRITTEN = "FILE.json, which Perfetto opens; FILE.h5, columns in HDF5; or a new folder for an OTF2 archive"
 
 ROWS = 12
-"""Regions and steps of a table; the others are counted."""
+"""Regions and steps that a table shows; the others are only counted."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``trace`` to the commands."""
-    trace = commands.add_parser("trace", help="analyse a trace: wait states, critical path; convert its format")
+    trace = commands.add_parser("trace", help="analyse a trace (wait states, critical path), convert or draw it")
     actions = trace.add_subparsers(required=True, metavar="ACTION")
     analyze = actions.add_parser("analyze", help="show where the time of all ranks went, and who waited for whom")
     analyze.add_argument("trace", type=given_path, metavar="ARCHIVE", help=WHERE)
@@ -37,7 +37,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     show.add_argument("trace", type=given_path, metavar="ARCHIVE", help=WHERE)
     show.add_argument("-o", "--output", type=given_path, required=True, metavar="FILE", help="FILE.html, or FILE.svg")
     show.add_argument("--step", default="step", metavar="REGION", help="the region that is one step (%(default)s)")
-    show.add_argument("--number", type=int, default=1, metavar="N", help="of FILE.svg: the step to draw (%(default)s)")
+    show.add_argument("--number", type=int, default=1, metavar="N", help="for FILE.svg: the step to draw (%(default)s)")
     show.add_argument("--title", default="", help="the page's heading (default: the archive's name)")
     show.set_defaults(run=_show)
 
@@ -58,6 +58,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     from d5suite.files import check_targets
+    from d5suite.report.outputs import refused
     from d5suite.traces.archive import write_archive
     from d5suite.traces.chrome import write_chrome
     from d5suite.traces.hdf5 import write_hdf5
@@ -71,21 +72,20 @@ def _convert(options: argparse.Namespace) -> int:
     if kind:
         check_targets(options.output)
     trace = read_trace(options.trace)
-    try:
+    with refused("cannot be written", options.output):
         if kind == ".json":
             write_chrome(trace, options.output)
         elif kind == ".h5":
             write_hdf5(trace, options.output)
         else:
             write_archive(trace, options.output)
-    except OSError as error:
-        raise ConfigurationError(f"cannot be written: {error.strerror or error}", where=str(options.output)) from error
     print(f"{options.output}: {len(trace):,} events of {len(trace.locations)} locations")
     return 0
 
 
 def _show(options: argparse.Namespace) -> int:
     from d5suite.files import check_targets, write_bytes
+    from d5suite.report.outputs import refused
     from d5suite.report.timeline.picture import picture
     from d5suite.report.timeline.write import page
     from d5suite.traces.analysis import analyse
@@ -100,10 +100,8 @@ def _show(options: argparse.Namespace) -> int:
         content = picture(found, number=options.number, step=options.step)
     else:
         content = page(found, title=options.title or f"Timeline of {options.trace.name}", step=options.step)
-    try:
+    with refused("cannot be written", options.output):
         write_bytes(options.output, content.encode())
-    except OSError as error:
-        raise ConfigurationError(f"cannot be written: {error.strerror or error}", where=str(options.output)) from error
     print(f"{options.output}: {len(content.encode()) / 1e6:.1f} MB")
     return 0
 

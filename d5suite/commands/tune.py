@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from d5suite.commands.ab import benchmark_selection
+from d5suite.commands.ab import add_decide_disturbed, add_selection, benchmark_selection
 from d5suite.errors import ConfigurationError
 from d5suite.files import given_path
 
@@ -24,69 +24,68 @@ if TYPE_CHECKING:
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 ACCURACY = "time_to_accuracy"
-"""The goal that makes a training run to its target short."""
-
-SCHEMA = "d5suite-tune-1"
-"""Schema of the file of a search's course."""
+"""The goal that minimizes the time of a training run to its target."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     command = commands.add_parser(
         "tune", help="find faster settings of a backend, prove them, and write them down",
-        description="Searches threads, allocators, modes and the backend's own options. Each candidate is proved and "
+        description="Search threads, allocators, modes and the backend's own options. Each candidate is proved and "
         "measured in turn with the default. Further options of pytest follow after --.",
         epilog="exit codes: 0 something faster was found and confirmed, 1 the default is kept, 2 usage",
     )  # fmt: skip
-    command.add_argument("recipes", nargs="+", metavar="RECIPE", help="files, folders or FILE::TEST, as for pytest")
-    command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as for pytest")
-    command.add_argument("--preset", metavar="NAME", help="as for pytest")
+    add_selection(command)
     command.add_argument("--network", metavar="FILE.onnx", help="as for pytest")
-    command.add_argument("-k", dest="keyword", metavar="EXPRESSION", help="as for pytest: which tests")
+    command.add_argument("-k", dest="keyword", metavar="EXPRESSION", help="as for pytest: select tests")
     command.add_argument(
-        "--measurement", metavar="NAME", help="what to make faster (default: the one of the highest level)"
+        "--measurement", metavar="NAME", help="measurement to make faster (default: the one with the highest level)"
     )
     command.add_argument(
-        "--budget", default="10m", metavar="TIME", help="for each case and backend: 90s, 10m or 2h (default: 10m)"
+        "--budget", default="10m", metavar="TIME", help="time per case and backend: 90s, 10m or 2h (default: 10m)"
     )
     command.add_argument(
         "--goal", default="time", choices=("time", ACCURACY, "p99", "memory", "energy", "energy_delay"),
-        help="what to make small (default: time)",
+        help="figure to minimize (default: time)",
     )  # fmt: skip
-    command.add_argument("--trials", type=int, default=200, metavar="N", help="most trials (default: %(default)s)")
+    command.add_argument("--trials", type=int, default=200, metavar="N", help="limit on trials (default: %(default)s)")
     command.add_argument(
-        "--launches", type=int, default=4, metavar="N", help="fresh launches that confirm (default: %(default)s)"
+        "--launches",
+        type=int,
+        default=4,
+        metavar="N",
+        help="fresh launches that confirm the result (default: %(default)s)",
     )
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: %(default)s)")
-    command.add_argument("--knobs", metavar="NAME,…", help="search these only (default: all that the backend has)")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (default: %(default)s)")
+    command.add_argument(
+        "--knobs", metavar="NAME,…", help="search only these knobs (default: all knobs of the backend)"
+    )
     command.add_argument(
         "--precisions", metavar="NAME,…", help="allow other precisions, such as fp32,bf16; the first is the default"
     )
     command.add_argument(
-        "--batch-sizes", metavar="N,…", help="allow other batches; the first is the default; times are per item"
+        "--batch-sizes", metavar="N,…", help="allow other batch sizes; the first is the default; times are per item"
     )
     command.add_argument(
         "--layers",
         type=given_path,
         metavar="FILE.json",
-        help="result with --passes layers: what its layers need first (default: a launch of the default tells)",
+        help="result with --passes layers, which shows what to try first (default: launch the default to find out)",
     )
     command.add_argument(
         "--machine",
         type=given_path,
         metavar="FILE.json",
-        help="ceilings of this machine (d5suite machine -o): what the roofline says first; slow threads left out",
+        help="ceilings of this machine (d5suite machine -o): try first what the roofline says, and skip thread counts "
+        "that must be slower",
     )
-    command.add_argument(
-        "--decide-disturbed", action="store_true",
-        help="decide even where something else took more than a tenth of the CPU time",
-    )  # fmt: skip
+    add_decide_disturbed(command)
     command.add_argument(
         "-o", "--out", type=given_path, default=Path("tuned.toml"), metavar="FILE.toml",
         help="settings for pytest --tuned; the course of the search is beside it, as .json (default: %(default)s)",
     )  # fmt: skip
-    command.add_argument("--resume", action="store_true", help="go on with the trials of an interrupted run")
-    command.add_argument("--plot", type=given_path, metavar="FILE.svg", help="picture of the search's course")
+    command.add_argument("--resume", action="store_true", help="continue the trials of an interrupted run")
+    command.add_argument("--plot", type=given_path, metavar="FILE.svg", help="draw the course of the search")
     command.set_defaults(run=run)
 
 
@@ -95,9 +94,10 @@ def run(options: argparse.Namespace) -> int:
     from d5suite.files import check_targets, read_json, write_json
     from d5suite.models.ceilings import read_ceilings
     from d5suite.pytest_plugin.interrupts import Interrupts
+    from d5suite.report.tuning import SCHEMA
     from d5suite.tuning.profiles import kind_of_machine, read_tuned, write_tuned
     from d5suite.tuning.proposals import StepLayers
-    from d5suite.tuning.tune import Plan, Tuning
+    from d5suite.tuning.tune import Tuning, TuningRequest
 
     out, beside = options.out, options.out.with_suffix(".json")
     if options.out.suffix != ".toml":
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     if not 1 <= options.trials <= 10_000 or not 3 <= options.launches <= 100:
         raise ConfigurationError("--trials must be from 1 to 10000, --launches from 3 to 100")
     check_targets(out, beside, options.plot)
-    plan = Plan(
+    plan = TuningRequest(
         seconds_of(options.budget), options.goal, options.trials, options.launches, options.seed,
         options.decide_disturbed, further_knobs(options), read_layers=layers_of,
         ceilings=read_ceilings(options.machine) if options.machine else None,
@@ -170,7 +170,7 @@ def seconds_of(text: str) -> float:
     Raises
     ------
     ConfigurationError
-        If it is none.
+        If the text is no such time.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     if match is None or not float(match[1]) > 0:
@@ -203,12 +203,13 @@ def chosen_targets(
     """Return one measurement of each case and backend.
 
     It is the named one, or training to a target if that is the goal. Otherwise it has the highest
-    level of those whose samples can be taken in turn; with several ranks, of those of ranks.
+    level of those whose samples can be taken in turn, or of those with several ranks if there are
+    any.
 
     Raises
     ------
     ConfigurationError
-        If there is none.
+        If there is none, or the named one does not train to a target, but the goal asks for it.
     """
     able = [each for each in targets if each.ranks is None or each.ranks.size > 1]
 
@@ -248,20 +249,22 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def is_of(course: dict[str, Any], target: BenchmarkTarget, goal: str) -> bool:
-    """Return whether an earlier course is of this measurement."""
+    """Return whether an earlier course searched for the same measurement, backend and goal."""
     backend, mode = target.selection.backend.name, target.selection.mode
     mine = (target.case.name, target.measurement.name, backend, mode, goal, str(target.ranks or ""))
     return _same(course, dict(zip(SAME, mine, strict=True)))
 
 
 def _courses(content: Any, path: Path) -> list[dict[str, Any]]:
+    from d5suite.report.tuning import SCHEMA
+
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("courses"), list):
         raise ConfigurationError("not the course of a search", where=str(path), hint="Leave --resume out.")
     return [each for each in content["courses"] if isinstance(each, dict)]
 
 
 def given_layers(path: Path, target: BenchmarkTarget) -> StepLayers:
-    """Return the layers of a case from a result, of the measurement that is tuned if it is there.
+    """Return a case's layers from a result, if possible those of the measurement that is tuned.
 
     Raises
     ------

@@ -1,10 +1,10 @@
 """Compile custom operators, cached by content; errors carry the compiler's message.
 
-A library consists of the user's source and a backend's glue. They are compiled separately, so that
-a change of one does not recompile the other. The cache key of a source is the preprocessor's
-output, which includes headers. The key of glue is its text and the framework's version, because the
-framework's headers take seconds to preprocess. May import, from d5suite, `network.custom`, `files`
-and `errors`.
+A library consists of the user's source and a backend's glue, which are compiled separately, so that
+a change in one does not recompile the other. The cache key of a source is the preprocessor's
+output, which includes headers. The cache key of glue is the glue's text and the framework's
+version, because the framework's headers take seconds to preprocess. May import, from d5suite,
+`network.custom`, `files` and `errors`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,25 @@ from d5suite.network.custom import INTERFACE, CustomOperator
 HEADER = Path(__file__).with_name(INTERFACE)
 """The C interface."""
 
+GLUE_HEADER = HEADER.with_name("d5suite_glue.h")
+"""What all frameworks' glue shares."""
+
 FLAGS = ("-O3", "-fPIC", "-fopenmp", "-march=native")
 """Compiler flags of sources and glue, the same for every framework."""
+
+DEFINITIONS: Mapping[str, tuple[tuple[str, str], ...]] = {"cpu": (), "cuda": (("D5_CUDA", "1"),)}
+"""By device: macros for glue code. None tells of an operator, so that all share one compilation."""
 
 FUNCTIONS = {
     "d5_forward": "Its signature is int d5_forward(const d5_call *call).",
     "d5_output_shape": "D5_OUTPUTS_LIKE_FIRST_INPUT defines it for outputs of the first input's shape.",
     "d5_backward": "Define it, or give the CustomOperator has_backward=False.",
 }
-"""The functions of the C interface, with the hint for a missing one."""
+"""The functions of the C interface, with a hint for the case that the function is missing."""
 
 
 class CompileError(ConfigurationError):
-    """A source does not compile (the message is the compiler's), or lacks a function."""
+    """A source does not compile (the message comes from the compiler), or lacks a function."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Glue:
     compile_flags, link_flags : tuple of str
         The framework's flags.
     definitions : tuple of (str, str)
-        Macros; `macros` has those of an operator.
+        Names and values of macros, such as `DEFINITIONS` of the device.
     """
 
     source: Path
@@ -67,15 +73,8 @@ class Glue:
     definitions: tuple[tuple[str, str], ...] = ()
 
 
-def macros(custom: CustomOperator, device: str, **more: str) -> tuple[tuple[str, str], ...]:
-    """Return what the code of each framework needs to know of an operator, and further macros."""
-    found = {"D5_INPUTS": str(len(custom.inputs)), "D5_OUTPUTS": str(len(custom.outputs)), **more}
-    found |= {"D5_HAS_BACKWARD": "1"} if custom.differentiable else {}
-    return tuple((found | ({"D5_CUDA": "1"} if device == "cuda" else {})).items())
-
-
 def compiler_problem(source: Path) -> str | None:
-    """Return why there is no compiler for a source, or None."""
+    """Return why there is no compiler for a source; None if there is one."""
     try:
         _nvcc() if source.suffix == ".cu" else _compiler()
     except BackendError as error:
@@ -91,9 +90,9 @@ def compile_operator(
     Raises
     ------
     ConfigurationError
-        If it has no source for the device.
+        If the operator has no source for the device.
     CompileError
-        If it does not compile or link, or lacks a function.
+        If the source does not compile or link, or lacks a function.
     """
     functions = ["d5_forward", "d5_output_shape", *(["d5_backward"] if custom.differentiable else [])]
     return compile_library(
@@ -112,7 +111,7 @@ def compile_library(
     flags: Sequence[str] = (),
     functions: Sequence[str] = (),
 ) -> Path:
-    """Compile and link a custom operator's source, or find the library in the cache.
+    """Compile and link a custom operator's source, or take the library from the cache.
 
     Parameters
     ----------
@@ -123,10 +122,10 @@ def compile_library(
     glue : Glue, optional
         Without glue the library has only the C interface.
     identifier : str, optional
-        The name to register the operator under, compiled in as ``d5_operator_name``, so that one
-        glue serves all operators.
+        The name to register the operator under, compiled in as ``d5_operator_name``, so that the
+        same glue serves all operators.
     attributes : mapping
-        Compiled in as ``d5_attributes`` and ``d5_attribute_count``.
+        Attributes, compiled in as ``d5_attributes`` and ``d5_attribute_count``.
     flags : sequence of str
         Additional compiler flags for the source.
     functions : sequence of str
@@ -140,7 +139,7 @@ def compile_library(
     Raises
     ------
     CompileError
-        If it does not compile or link, or lacks one of these functions.
+        If the source does not compile or link, or lacks one of these functions.
     BackendError
         If there is no compiler.
     """
@@ -166,7 +165,7 @@ def compile_library(
 
 
 def _made(name: str, command: list[str], where: str) -> Path:
-    """Return the output of a command, from the cache if possible."""
+    """Return the file that a command writes, from the cache if possible."""
 
     def make(target: Path) -> None:
         with atomic_path(target) as temporary:
@@ -178,7 +177,7 @@ def _made(name: str, command: list[str], where: str) -> Path:
 def _object(source: Path, flags: Sequence[str], where: str, version: str | None = None) -> Path:
     """Return an object file; compile it if content, flags, compiler or processor are new.
 
-    If given, a version identifies the headers that the source includes.
+    ``version``, if given, identifies the headers that the source includes.
     """
     compiler = _nvcc() if source.suffix == ".cu" else _compiler()
     if source.suffix == ".cu":
@@ -187,7 +186,7 @@ def _object(source: Path, flags: Sequence[str], where: str, version: str | None 
     else:
         options = ["-std=c++17", "-I", str(HEADER.parent), *flags]
     if version is not None:
-        content = [version.encode(), HEADER.read_bytes(), source.read_bytes()]
+        content = [version.encode(), HEADER.read_bytes(), GLUE_HEADER.read_bytes(), source.read_bytes()]
     else:
         content = _preprocessed(compiler, source, options, where)
     key = _digest(_version(compiler), _processor(), *content, *options)
@@ -195,9 +194,10 @@ def _object(source: Path, flags: Sequence[str], where: str, version: str | None 
 
 
 def _preprocessed(compiler: str, source: Path, options: list[str], where: str) -> list[bytes]:
-    """Return what a compiler reads for a source.
+    """Return the code that a compiler reads for a source.
 
-    That is the preprocessor's output. nvcc's omits host code, so for nvcc it is all files it reads.
+    This is the preprocessor's output. The output of nvcc omits host code, so for nvcc this is the
+    content of all files that it reads.
     """
     if source.suffix != ".cu":
         return [_output([compiler, "-E", "-P", str(source), *options], where).encode()]
@@ -207,7 +207,7 @@ def _preprocessed(compiler: str, source: Path, options: list[str], where: str) -
 
 
 def _require_functions(compiled: Path, functions: Sequence[str], where: str) -> None:
-    """Raise `CompileError` unless an object file defines these functions, without running it."""
+    """Raise `CompileError` unless an object file defines these functions; runs no code."""
     symbols = _output([_symbol_lister(), "--defined-only", "-g", "-P", str(compiled)], where).splitlines()
     defined = {line.split()[0] for line in symbols if line}
     for function in functions:
@@ -274,7 +274,7 @@ def _nvcc() -> str:
 
 @lru_cache
 def _cuda_folder() -> Path:
-    """Return the toolkit's folder, as nvcc reports it: the nvcc on PATH may be a script."""
+    """Return the CUDA toolkit's folder, as nvcc reports it: the nvcc on PATH may be a script."""
     said = subprocess.run([_nvcc(), "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True, text=True).stderr
     top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
     return Path(top[1]).resolve() if top else Path(_nvcc()).resolve().parent.parent
@@ -282,7 +282,7 @@ def _cuda_folder() -> Path:
 
 @lru_cache
 def _symbol_lister() -> str:
-    """Return nm from the tools that the compiler uses."""
+    """Return the ``nm`` that belongs to the compiler."""
     return subprocess.run([_compiler(), "-print-prog-name=nm"], capture_output=True, text=True).stdout.strip() or "nm"
 
 
@@ -293,7 +293,7 @@ def _version(compiler: str) -> str:
 
 @lru_cache
 def _processor() -> str:
-    """Return what ``-march=native`` depends on."""
+    """Return the processor features that ``-march=native`` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,17 +1,17 @@
 /* One operator as plain C functions, which d5suite makes a native operator of every framework.
  *
- * A source file includes this header and defines d5_forward, optionally d5_backward, and how large the outputs are:
+ * A source file includes this header and defines d5_forward, optionally d5_backward, and the shapes of the outputs:
  *
  *     #include "d5suite_operator.h"
  *     D5_OUTPUTS_LIKE_FIRST_INPUT
  *     extern "C" int d5_forward(const d5_call *call) { ... return D5_OK; }
  *     extern "C" int d5_backward(const d5_call *call) { ... return D5_OK; }
  *
- * All tensors are dense, in row-major order, and aligned as their framework aligns them. Inputs must not be written to.
- * Functions may be called by several threads at a time on different tensors, and must keep no state. A function that
- * cannot do what it is asked returns a D5_ code other than D5_OK; the framework then raises an error with its name.
+ * All tensors are dense, in row-major order, with the framework's alignment. Do not write to inputs. Several threads may
+ * call functions at the same time on different tensors, so functions must keep no state. A function that cannot do its
+ * work returns a D5_ code other than D5_OK; the framework then raises an error with the function's name.
  *
- * A CUDA source (.cu) has the same functions; data pointers then lie on the device, and kernels are launched on `stream`.
+ * A CUDA source (.cu) has the same functions; data pointers then point to device memory. Launch kernels on `stream`.
  */
 #ifndef D5SUITE_OPERATOR_H
 #define D5SUITE_OPERATOR_H
@@ -40,15 +40,15 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    const double *values; /* one for a number, several for a list */
+    const double *values; /* one value for a number, several for a list */
     int32_t count;
 } d5_attribute;
 
 typedef struct {
     const d5_tensor *inputs;
     const d5_tensor *outputs;          /* forward: to be written; backward: what forward wrote */
-    const d5_tensor *output_gradients; /* backward only, one for each output */
-    const d5_tensor *input_gradients;  /* backward only, one for each input, to be written; data is NULL if not wanted */
+    const d5_tensor *output_gradients; /* backward only, one per output */
+    const d5_tensor *input_gradients;  /* backward only, one per input, to be written; data is NULL if not wanted */
     const d5_attribute *attributes;
     int32_t input_count;
     int32_t output_count;
@@ -66,7 +66,7 @@ int d5_forward(const d5_call *call);
 /* Write the gradients of the inputs. */
 int d5_backward(const d5_call *call);
 
-/* Write the shape of one output (room for D5_MAX_RANK sizes) and its rank, from the inputs' shapes; data is NULL. */
+/* Write the shape (room for D5_MAX_RANK sizes) and the rank of one output, given the inputs' shapes; data is NULL. */
 int d5_output_shape(const d5_call *call, int32_t output, int64_t *shape, int32_t *rank);
 
 #ifdef __cplusplus

@@ -48,7 +48,7 @@ class CCall(ctypes.Structure):
 
 
 def require_all_outputs(custom: CustomOperator, node: Node) -> None:
-    """Raise `NetworkError` unless a node of a custom operator names each of its outputs."""
+    """Raise `NetworkError` unless a node of a custom operator names all the operator's outputs."""
     if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
         raise NetworkError("all outputs of a custom operator must be requested", where=custom.name)
 
@@ -61,7 +61,7 @@ def require_output_shapes(
     dtypes: Mapping[str, np.dtype],
     device: str = "cpu",
 ) -> None:
-    """Raise unless a compiled source and its meaning agree on the outputs' shapes.
+    """Raise an error unless a compiled source and the operator's meaning agree on output shapes.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ def require_output_shapes(
     custom : CustomOperator
     node : Node
     shapes, dtypes : mapping
-        By input and output of the node; those of outputs come from the meaning.
+        By input and output of the node; shapes and types of outputs come from the meaning.
     device : str
-        The source's device.
+        Device of the source.
 
     Raises
     ------

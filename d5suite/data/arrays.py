@@ -26,7 +26,7 @@ class Stream(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Return the number of batches per epoch."""
 
     @abstractmethod
     def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
@@ -57,7 +57,7 @@ class ArrayBatches(Stream):
         The order of each epoch.
     batch_size : int
     drop_last : bool
-        Drop a last batch that is not full.
+        Whether to drop a last batch that is not full.
 
     Raises
     ------

@@ -24,7 +24,7 @@ import numpy as np
 
 from d5suite.data.formats import format_module, read_split, splits_of
 from d5suite.data.formats.store import Store, check_name
-from d5suite.data.reading import Reader, name_of
+from d5suite.data.reading import ImageReader, name_of
 from d5suite.errors import DataError
 from d5suite.files import locked, write_json
 
@@ -129,7 +129,7 @@ class _Notes:
             )
 
     def write(self, *, whole: bool = False) -> None:
-        """Replace the file."""
+        """Write the progress to the file."""
         note = {"of": self._fingerprint, "done": self.done, "kept": self.kept, "whole": whole}
         write_json(self._file, note)
 
@@ -176,7 +176,7 @@ def _write(
     if left > (free := shutil.disk_usage(target.parent).free):
         raise OSError(errno.ENOSPC, f"{left:,} bytes are needed and {free:,} are free")
     writer = writer_of(target, stores, sizes, notes.kept)
-    readers = {split: Reader() for split in stores}
+    readers = {split: ImageReader() for split in stores}
     try:
         rest = {split: range(notes.done[split], len(store)) for split, store in stores.items()}
         work = ((split, number) for split, numbers in rest.items() for number in numbers)

@@ -100,7 +100,7 @@ def decode_image(
 
 
 def header(content: bytes) -> tuple[str, int, int] | None:
-    """Return an encoded image's format (``JPEG``, ``PNG``), height and width, or None."""
+    """Return the format (``JPEG``, ``PNG``), height and width of an image; None for other data."""
     try:
         image = _opened(content)
     except Exception:  # as in `decode_image`

@@ -37,9 +37,9 @@ class Digits:
     split : {"train", "test"}
         Which images.
     size : int
-        Height and width in pixels, at least 11. A digit is enlarged to three quarters of it by
-        linear interpolation, on a blank margin, as LeNet-5's digits of 20 pixels were centred in
-        32.
+        Height and width in pixels, at least 11. A digit is enlarged to three quarters of this size
+        by linear interpolation, within a blank margin, as LeNet-5's digits of 20 pixels were
+        centred in 32.
     channels : {1, 3}
         3 repeats the grey value, for networks that take colour.
 

@@ -56,7 +56,7 @@ class ImageNet:
     split : {"train", "val"}
         The images to use.
     classes : int, optional
-        Keep only this many first wnids; by default all.
+        Number of classes to use, the first ones by wnid; by default all.
 
     Attributes
     ----------
@@ -228,18 +228,8 @@ def _beside(folder: Path) -> list[str]:
 
 def _images(folder: Path) -> tuple[list[str], list[str]]:
     """Return a folder's images, and the names of other files that are not hidden."""
-    names, others, odd = [], [], []
-    with reading.naming_errors(folder), os.scandir(folder) as entries:
-        for entry in entries:
-            image, hidden = entry.name.lower().endswith(_SUFFIXES), entry.name.startswith(".")
-            if not image or hidden:
-                others += [entry.name] * (image or not hidden)
-            elif entry.is_file():
-                names.append(entry.name)
-            else:
-                odd.append(entry.name)
-    reading.refuse_look_alikes(folder, odd)
-    return sorted(names), others
+    others: list[str] = []
+    return sorted(reading.images_in(folder, lambda name: name.lower().endswith(_SUFFIXES), others)), others
 
 
 def read_mapping(file: Path) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""Images of known content, by which a loader's pixels, labels, order and crops can be told.
+"""Images of known content, which reveal a loader's pixels, labels, order and crops.
 
-An image's blue is one level, which tells the image and so its label. Its red grows from left to
-right and its green from top to bottom, so a crop's corners tell where it was cut and whether it was
-mirrored. Chequered images have no blue; their squares show the resolution and the range of values.
-May import NumPy and Pillow.
+An image's blue channel has one level, which identifies the image and so its label. Red grows from
+left to right and green from top to bottom, so a crop's corners show where it was cut and whether it
+was mirrored. Chequered images have no blue; their squares show the resolution and the range of
+values. May import NumPy and Pillow.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from PIL import Image
 from d5suite.data.transforms import OFFSET, SCALE, TrainTransform
 
 CLASSES = 5
-"""The last one is that of chequered images."""
+"""Number of classes; the last one holds the chequered images."""
 
 PLACED, CHEQUERED = 24, 8
-"""Images of either kind."""
+"""Numbers of images that show a position, and of chequered images."""
 
 IMAGES = PLACED + CHEQUERED
 
@@ -30,8 +30,8 @@ SQUARE = 4
 grey."""
 
 MARGIN = 8
-"""Pixels by which an image is larger than what a loader makes of it. MXNet's ImageRecordIter tears
-crops of an image that has the output's size: docs/findings.md."""
+"""Pixels by which an image is larger than a loader's output. MXNet's ImageRecordIter tears crops of
+an image that has the output's size: docs/findings.md."""
 
 _LOWEST, _STEP = 40, 8
 _QUALITY = 95
@@ -43,7 +43,7 @@ def write_known_images(root: Path, size: int) -> None:
     Parameters
     ----------
     root : Path
-        A folder, which is made.
+        The folder to make.
     size : int
         Height and width that a loader will return, in pixels.
     """
@@ -55,7 +55,7 @@ def write_known_images(root: Path, size: int) -> None:
 
 
 def known_images(size: int) -> Iterator[Image.Image]:
-    """Draw the images: first those that tell a place, then the chequered ones."""
+    """Draw the images: first the images that show a position, then the chequered images."""
     size += MARGIN
     ramp = np.linspace(0, 255, size)
     for number in range(PLACED):
@@ -85,14 +85,14 @@ def levels(images: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SeenImages:
-    """What images from a loader tell, in their order.
+    """What the images from a loader show, in the order of the images.
 
     Attributes
     ----------
     numbers : numpy.ndarray
-        int64 (N,): the image that each is, from its blue; every chequered one is `PLACED`.
+        int64 (N,): number of the image, read from its blue; `PLACED` for chequered images.
     apart : numpy.ndarray
-        float64 (N,): levels between its blue and that of the image it is taken for; 0 if chequered.
+        float64 (N,): distance of blue from the level of the image recognized; 0 if chequered.
     constant : numpy.ndarray
         int64 (N,): the channel that varies least; blue, which is 2, unless it clearly varies.
     """
@@ -103,7 +103,7 @@ class SeenImages:
 
     @classmethod
     def of(cls, pixels: np.ndarray) -> SeenImages:
-        """Look at the levels of images, float64 (N, 3, H, W)."""
+        """Recognise images by their levels, float64 (N, 3, H, W)."""
         blue = np.median(pixels[:, 2], axis=(1, 2))
         steps = (blue - _LOWEST) / _STEP
         chequered = blue < _LOWEST / 2
@@ -115,7 +115,7 @@ class SeenImages:
 
 
 def crops(pixels: np.ndarray) -> np.ndarray:
-    """Return where the levels of images that tell a place were cut: float64 (N, 4).
+    """Return where images that show a position were cut, from their levels: float64 (N, 4).
 
     Columns are left, right, top and bottom as fractions of the image; left and right are exchanged
     if it is mirrored.

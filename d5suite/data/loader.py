@@ -43,7 +43,7 @@ import numpy as np
 from d5suite.data import loader_worker
 from d5suite.data.arrays import Batch, Stream
 from d5suite.data.prefetch import prefetch_by_default
-from d5suite.data.reading import FileLocation, Reader, name_of
+from d5suite.data.reading import FileLocation, ImageReader, name_of
 from d5suite.data.samplers import Ordered, Sampler, Shuffled
 from d5suite.data.transforms import Transform
 from d5suite.errors import ConfigurationError, DataError
@@ -131,12 +131,12 @@ class Loader(Stream):
     sampler : Sampler, optional
         The images and their order in an epoch, for example `ClassBalanced`; replaces ``shuffle``.
     drop_last : bool
-        Drop a last batch that is not full.
+        Whether to drop a last batch that is not full.
     prefetch : int, optional
         Batches to prepare while the consumer works on one; by default `prefetch_by_default`.
     cores : int, optional
-        Limit of workers; by default the CPUs of this process. More workers help only if they wait
-        for a slow disk or network.
+        Maximum number of workers; by default the CPUs of this process. More workers help only if
+        they wait for a slow disk or network.
 
     Raises
     ------
@@ -144,9 +144,11 @@ class Loader(Stream):
         If a setting is out of range, there is no full batch, or the transform cannot be sent to
         workers; while iterating, if the sampler takes an image that the dataset lacks.
 
-    Notes ----- A file that cannot be decoded raises a `DataError` with its name when its batch is
-    due; earlier batches are delivered, and the loader stays usable. A dead worker raises a
-    `DataError` with the name of its file, and closes the loader. Use the loader in a ``with``
+    Notes
+    -----
+    A file that cannot be decoded raises a `DataError` with the file's name when its batch is due;
+    earlier batches are delivered, and the loader stays usable. A dead worker raises a `DataError`
+    with the name of the worker's file, and closes the loader. Use the loader in a ``with``
     statement, or call `close`; garbage collection closes it, too.
     """
 
@@ -196,7 +198,7 @@ class Loader(Stream):
             )
         self._closed = False
         self._turn = 0
-        self._reader = Reader()
+        self._reader = ImageReader()
         self._pool = _Pool(self) if workers else None
 
     def __len__(self) -> int:
@@ -212,12 +214,12 @@ class Loader(Stream):
         return self._run(itertools.chain.from_iterable(map(self._plan, itertools.count(first_epoch))))
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Tell a function of each piece of work of a worker process; None ends that.
+        """Report each task of a worker process to a function; None stops the reports.
 
         Parameters
         ----------
         watcher : callable or None
-            Takes the worker's number, and begin and end by `time.perf_counter_ns`.
+            Takes the worker's number, and the task's begin and end by `time.perf_counter_ns`.
         """
         if self._pool is not None:
             self._pool.watcher = watcher
@@ -283,7 +285,7 @@ class Loader(Stream):
 
 
 def _times_before(order: np.ndarray) -> np.ndarray:
-    """Return how often every entry occurred before."""
+    """Return how often each entry occurs earlier in the order."""
     by_image = np.argsort(order, kind="stable")
     places = np.arange(len(order))
     first = np.append(True, np.diff(order[by_image]) != 0)[: len(order)]
@@ -350,7 +352,7 @@ class _Pool:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
-        setup = loader_worker.Setup(transform, seed, self._shape, self._slot_bytes, number, os.getpid())
+        setup = loader_worker.LoaderSetup(transform, seed, self._shape, self._slot_bytes, number, os.getpid())
         with contextlib.suppress(OSError):  # `_receive` reports a dead worker
             ours.send(json.dumps(setup).encode())
 

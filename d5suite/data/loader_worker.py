@@ -5,9 +5,9 @@ that it starts quickly. The protocol:
 
 - Inherited file descriptors: the shared memory, the task socket that all workers read (a free
   worker takes the next message whole), and this worker's own reply socket.
-- Messages are JSON, one per packet. The first on the reply socket is a `Setup`. Then each task is
-  ``[batch number, slot, samples]`` with samples ``[row, epoch, index, location]``, answered by
-  ``[batch number, rows done, failures, begin, end]`` with failures ``[row, *DataError's
+- Messages are JSON, one per packet. The first one on the reply socket is a `LoaderSetup`. Then each
+  task is ``[batch number, slot, samples]`` with samples ``[row, epoch, index, location]``. The
+  answer is ``[batch number, rows done, failures, begin, end]`` with failures ``[row, *DataError's
   arguments]``, and begin and end of the work by `time.perf_counter_ns`.
 - A closed socket ends the worker.
 """
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d5suite.data.decode import decode_image
-from d5suite.data.reading import FileLocation, Reader, name_of
+from d5suite.data.reading import FileLocation, ImageReader, name_of
 from d5suite.data.transforms import Transform, sample_rng
 from d5suite.errors import ConfigurationError, DataError
 
@@ -35,7 +35,7 @@ HEADER_BYTES = 1 << 16
 """Head of the shared memory: one int64 per worker, 1 + the index of its current image, or 0."""
 
 
-class Setup(NamedTuple):
+class LoaderSetup(NamedTuple):
     """The settings that a worker receives before its first task."""
 
     transform: dict[str, Any]
@@ -67,7 +67,13 @@ def restore(description: dict[str, Any]) -> Transform:
 
 
 def load_sample(
-    location: FileLocation, reader: Reader, transform: Transform, seed: int, epoch: int, index: int, out: np.ndarray
+    location: FileLocation,
+    reader: ImageReader,
+    transform: Transform,
+    seed: int,
+    epoch: int,
+    index: int,
+    out: np.ndarray,
 ) -> None:
     """Decode one image and write its transform to `out`, float32 (3, size, size)."""
     if isinstance(location, str):
@@ -90,11 +96,11 @@ def serve(memory: int, tasks_fd: int, replies_fd: int) -> None:
     message = replies.recv(MESSAGE_BYTES)
     if not message:  # closed before the start
         return
-    setup = Setup(*json.loads(message))
+    setup = LoaderSetup(*json.loads(message))
     transform = restore(setup.transform)
     current = np.frombuffer(mmap.mmap(memory, HEADER_BYTES), np.int64)
     slots: dict[int, np.ndarray] = {}
-    reader = Reader()
+    reader = ImageReader()
     while True:
         try:
             message = tasks.recv(MESSAGE_BYTES)

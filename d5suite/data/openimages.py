@@ -35,7 +35,7 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, overload
 
@@ -114,6 +114,12 @@ class SparseLabels:
         dense[np.repeat(np.arange(rows.size), np.diff(start)), self.classes[chosen]] = self.values[chosen]
         return dense if rows.ndim else dense[0]
 
+    def verified(self, number: int) -> tuple[list[int], list[int]]:
+        """Return the classes that are present in an image, and those that are absent."""
+        row = slice(*self.starts[number : number + 2].tolist())
+        classes, present = self.classes[row], self.values[row] == 1
+        return classes[present].tolist(), classes[~present].tolist()
+
 
 class OpenImages:
     """One split of an Open Images tree: its images and their verified labels.
@@ -125,8 +131,8 @@ class OpenImages:
     split : {"train", "validation", "test"}
         The images to use.
     classes : int, optional
-        Keep only this many first classes, and the images with a verified label among these; by
-        default all.
+        Number of classes to use, from the first; images without a verified label among these are
+        skipped. By default all.
 
     Attributes
     ----------
@@ -333,29 +339,15 @@ def _read_labels(file: Path, number: Mapping[str, int], class_count: int) -> tup
     return ids, keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
 
 
-def _images(folder: Path, entries: Iterable[os.DirEntry[str]], left_out: list[str]) -> Iterator[str]:
-    """Yield the names of images; collect other files that are neither hidden nor label files."""
-    odd = []
-    for entry in entries:
-        image, hidden = entry.name.endswith(_SUFFIX), entry.name.startswith(".")
-        if not image or hidden:
-            left_out += [entry.name] * (image or not (hidden or entry.name.endswith(".csv")))
-        elif entry.is_file():
-            yield entry.name
-        else:
-            odd.append(entry.name)
-    reading.refuse_look_alikes(folder, odd)
-
-
 def _count_others(folder: Path, ids: np.ndarray, file: Path) -> tuple[int, str]:
     """Check that all `ids` are in a folder; count its other images, and describe other files."""
-    left_out: list[str] = []
-    with reading.naming_errors(folder), os.scandir(folder) as entries:
-        names = (os.fsencode(name.removesuffix(_SUFFIX)) for name in _images(folder, entries, left_out))
-        pieces = [np.empty(0, "S1")]
-        while piece := list(itertools.islice(names, _NAMES_AT_ONCE)):
-            pieces.append(np.array(piece, "S"))
-    message = reading.describe_left_out(left_out)
+    others: list[str] = []
+    images = reading.images_in(folder, lambda name: name.endswith(_SUFFIX), others)
+    names = (os.fsencode(name.removesuffix(_SUFFIX)) for name in images)
+    pieces = [np.empty(0, "S1")]
+    while piece := list(itertools.islice(names, _NAMES_AT_ONCE)):
+        pieces.append(np.array(piece, "S"))
+    message = reading.describe_left_out([name for name in others if not name.endswith(".csv")])  # label files
     if message:
         warnings.warn(f"{folder}: {message}", stacklevel=3)
     on_disk = np.concatenate(pieces)

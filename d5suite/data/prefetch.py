@@ -7,18 +7,18 @@ import os
 from d5suite.errors import ConfigurationError
 
 PREFETCH = "D5SUITE_PREFETCH"
-"""Variable with that number; by default `AHEAD`."""
+"""Environment variable with that number; by default `AHEAD`."""
 
 AHEAD, MOST_AHEAD = 2, 1024
 
 
 def prefetch_by_default() -> int:
-    """Return the batches to prepare ahead.
+    """Return the number of batches to prepare ahead.
 
     Raises
     ------
     ConfigurationError
-        If the variable holds no number.
+        If the variable does not hold a number from 1 to `MOST_AHEAD`.
     """
     text = os.environ.get(PREFETCH, str(AHEAD))
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_AHEAD):

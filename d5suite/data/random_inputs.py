@@ -29,13 +29,13 @@ class RandomInput:
         Shape of one sample.
     dtype : numpy.dtype
     values : tuple, optional
-        First value and the one past the last, for uniform values; without it normal noise. Drawn
-        from 0 to 1, the first value along the last axis is always 1: in a causal attention mask,
-        every token then sees at least one token.
+        First value and the one past the last, for uniform values; without it, values are normal
+        noise. If values are 0 and 1, the first one along the last axis is always 1: in a causal
+        attention mask, every token then sees at least one token.
     given : bool
-        Whether a user chose the range: then no value is set.
+        Whether a user chose the range; then all values are drawn.
     sample : numpy.ndarray, optional
-        What a user gives instead: rows of this shape; see `rows_of`.
+        Rows of this shape that a user gives instead; see `rows_of`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class RandomInput:
     sample: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     def draw(self, samples: int, generator: np.random.Generator, number: int = 0) -> np.ndarray:
-        """Draw samples of the batch of this number."""
+        """Draw the samples of batch ``number``."""
         if self.sample is not None:
             return rows_of(self.sample, samples, number).astype(self.dtype)
         size = (samples, *self.shape)
@@ -63,7 +63,7 @@ class RandomInput:
 
 
 def rows_of(sample: np.ndarray, samples: int, number: int) -> np.ndarray:
-    """Fill the batch of this number with a sample's rows.
+    """Fill batch ``number`` with a sample's rows.
 
     Batches take the rows in turn. Each repetition in a batch, and each further batch, is shifted by
     one more place along the longest axis: equal rows could be computed once, and answers to equal
@@ -86,7 +86,7 @@ def rows_of(sample: np.ndarray, samples: int, number: int) -> np.ndarray:
 
 
 class RandomBatches(Stream):
-    """Batches that depend on the seed and the epoch only, one per epoch."""
+    """Batches that depend only on seed, epoch and shard, one per epoch."""
 
     def __init__(
         self, inputs: Sequence[RandomInput], labels: RandomInput, *, batch_size: int, seed: Sequence[int],

@@ -11,7 +11,7 @@ import stat
 import struct
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +136,36 @@ def first_classes(known: list[str], count: int | None, where: Path) -> list[str]
     return known[:count]
 
 
-def refuse_look_alikes(folder: Path, odd: Sequence[str]) -> None:
-    """Raise `DataError` if entries with image names are not regular files."""
+def images_in(folder: Path, is_image: Callable[[str], bool], others: list[str]) -> Iterator[str]:
+    """Yield the names of a folder's images.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+    is_image : callable
+        Returns whether a name is an image's.
+    others : list of str
+        Gets the names of files that are left out: those that are not hidden, and hidden images.
+
+    Raises
+    ------
+    DataError
+        If the folder cannot be read, or entries with image names are not regular files.
+    """
+    odd = []
+    with naming_errors(folder), os.scandir(folder) as entries:
+        for entry in entries:
+            image, hidden = is_image(entry.name), entry.name.startswith(".")
+            if not image or hidden:
+                others += [entry.name] * (image or not hidden)
+            elif entry.is_file():
+                yield entry.name
+            else:
+                odd.append(entry.name)
+    _refuse_look_alikes(folder, odd)
+
+
+def _refuse_look_alikes(folder: Path, odd: Sequence[str]) -> None:
     if not odd:
         return
     first = folder / min(odd)
@@ -180,8 +208,8 @@ def masked_crc32c_bytes(data: bytes) -> bytes:
     return struct.pack("<I", masked_crc32c(data))
 
 
-class Reader:
-    """Read images, and keep files with many images open.
+class ImageReader:
+    """Reads images, and keeps files that hold many images open.
 
     A reader checks the checksum of a TFRecord record only once, so later epochs are as fast as with
     other files.

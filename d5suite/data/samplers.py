@@ -18,7 +18,7 @@ class Sampler(Protocol):
     """The images of an epoch, in order."""
 
     def __len__(self) -> int:
-        """Images per epoch."""
+        """Return the number of images per epoch."""
 
     def order(self, epoch: int) -> np.ndarray:
         """Return positions in the dataset, int64 (len(self),), for an epoch counted from 0."""

@@ -24,7 +24,7 @@ from d5suite.data.transforms import EvalTransform, TrainTransform
 from d5suite.errors import ConfigurationError, DataError
 
 WHOLE = (0, 1)
-"""All of the data: part 0 of 1."""
+"""All of the data: shard 0 of 1."""
 
 
 class DataSource(ABC):
@@ -35,7 +35,7 @@ class DataSource(ABC):
     root : path
         Folder or file; ignored by datasets that come with a library.
     classes : int
-        The number of first classes to use.
+        Number of classes to use, from the first.
     shape : tuple of int
         Channels, height and width of the images.
     """
@@ -82,7 +82,7 @@ class ImageNetSource(DataSource):
         return self._opened(self.evaluation_split)
 
     def left_out(self) -> list[str]:
-        """What the splits in use leave out of their folders, in words."""
+        """Describe what the splits in use leave out of their folders."""
         opened = (value for value in vars(self).values() if isinstance(value, ImageNet | OpenImages))
         return [f"{images.split}: {images.left_out}" for images in opened if images.left_out]
 
@@ -154,4 +154,4 @@ SOURCES: Mapping[str, type[DataSource]] = {
     "openimages": OpenImagesSource,
     "digits": DigitsSource,
 }
-"""DataSource by its name in recipes and jobs."""
+"""Data sources by their names in recipes and jobs."""

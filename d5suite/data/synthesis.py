@@ -85,7 +85,7 @@ class ImageSet(ABC):
         return {each.name: getattr(self, each.name) for each in fields(self) if each not in fields(ImageSet)}
 
     def make(self, out: str | os.PathLike[str], *, progress: bool = True) -> None:
-        """Make the set atomically: `out` is never half a set.
+        """Make the set atomically: `out` never holds part of a set.
 
         Parameters
         ----------
@@ -270,7 +270,7 @@ def cached_conversion(source: Path, to: str) -> Path:
     Raises
     ------
     DataError
-        If the cache folder is not writable, or as `d5suite.data.convert.convert`.
+        If the cache folder is not writable, or as in `d5suite.data.convert.convert`.
     """
     return made_once(f"{source.name}-{to}", lambda target: convert(source, target, to))
 

@@ -40,12 +40,12 @@ from d5suite.errors import ConfigurationError, DataError
 MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's training pixels per channel (RGB, 0..1), as in published ResNet recipes."""
 STD = (0.229, 0.224, 0.225)
-"""Standard deviation of the same."""
+"""Standard deviation of the same pixels."""
 
 SCALE = np.array([1 / (255 * std) for std in STD], np.float32)
 """float32 (3,): the factor of a pixel value 0..255."""
 OFFSET = np.array([-mean / std for mean, std in zip(MEAN, STD, strict=True)], np.float32)
-"""float32 (3,): added afterwards."""
+"""float32 (3,): added to the scaled value."""
 
 _CROP_SCALE = (0.08, 1.0)
 _CROP_RATIO = (3 / 4, 4 / 3)
@@ -174,7 +174,7 @@ class EvalTransform:
         Raises
         ------
         DataError
-            If the resized image would have more than `MAX_PIXELS` pixels, as a thin one has.
+            If the resized image would have more than `MAX_PIXELS` pixels, as a very thin image has.
         """
         short, long = min(height, width), max(height, width)
         resized_long = int(self.resize * long / short)

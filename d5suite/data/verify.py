@@ -1,6 +1,7 @@
 """Prove that two image datasets hold the same images, labels and classes, in any format and order.
 
-Of record files the records are compared, as frameworks read them, and checked against the indexes.
+For record files, the records are compared, as frameworks read them, and checked against the
+indexes.
 May import, from d5suite, `data` and `errors`.
 """
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from d5suite.data.convert import shown
 from d5suite.data.formats import read_split, splits_of
 from d5suite.data.formats.store import Store
-from d5suite.data.reading import Reader
+from d5suite.data.reading import ImageReader
 from d5suite.errors import DataError
 
 _SHOWN = 5  # differences named
@@ -97,7 +98,7 @@ def _compare(split: str, one: Store, other: Store, progress: bool) -> SplitCompa
         named += [f"{name} is in {here.path} only" for name in missing[:_SHOWN]]
     both = sorted(numbers[0].keys() & numbers[1].keys())
     total, size = hashlib.sha256(), 0
-    readers = Reader(), Reader()
+    readers = ImageReader(), ImageReader()
     for name in shown(both, len(both), f"Comparing {split}", progress):
         contents, labels = [], []
         for store, reader, number in zip((one, other), readers, (numbers[0][name], numbers[1][name]), strict=True):

@@ -11,31 +11,32 @@ import numpy as np
 from d5suite.levels.distributed import Communicator, Request
 
 BURST = 16
-"""Messages there of ``ping_burst`` and ``ping_paced``."""
+"""Messages that ``ping_burst`` and ``ping_paced`` send before one comes back."""
 
 PAUSE_S = 2e-4
 """Pause before each message of ``ping_paced`` but the first: longer than any gap."""
 
 Begin = Callable[[Communicator, np.ndarray, np.ndarray], Sequence[Request]]
-"""Begins messages: of a communicator, the array given and the one taken."""
+"""Begins messages. Takes the communicator, the array to send and the array to receive."""
 
 
 class MeasuredCall(NamedTuple):
-    """A collective as it is measured.
+    """A collective, with what its measurement needs.
 
     Attributes
     ----------
     run : callable
-        Of a communicator, the array given, and the one taken if that is another.
+        Runs the collective. Takes the communicator, the array to send, and the array to receive.
     factor : callable
-        Bus bandwidth over bytes per second, of the number of ranks: nccl-tests' PERFORMANCE.md.
+        Returns the ratio of bus bandwidth to bytes per second for a number of ranks (nccl-tests,
+        PERFORMANCE.md).
     apart : bool
-        Whether the answer is another array than what was given.
+        Whether the result arrives in another array than the one sent.
     source : callable or None
-        Of messages between two ranks: the rank whose array a rank receives, given its number and
-        the number of ranks; None if it receives nothing.
+        For messages between two ranks: takes a rank and the number of ranks, and returns the rank
+        that sends to it, or None if the rank receives nothing.
     begin : callable or None
-        Of messages that do not block: begins them, so that a rank can compute until it waits.
+        For non-blocking messages: begins them, so that a rank can compute until it waits.
     """
 
     run: Callable[[Communicator, np.ndarray, np.ndarray], object]
@@ -54,13 +55,13 @@ def _messages(begin: Begin, source: Callable[[int, int], int | None], factor: Ca
 
 
 def _shift(communicator: Communicator, given: np.ndarray, taken: np.ndarray) -> list[Request]:
-    """Send to the next rank and receive from the one before."""
+    """Send to the next rank and receive from the previous rank."""
     rank, size = communicator.rank, communicator.size
     return [communicator.ireceive(taken, (rank - 1) % size), communicator.isend(given, (rank + 1) % size)]
 
 
 def _partner(rank: int, size: int) -> int | None:
-    """Return the other rank of a pair: ranks of the first half have one in the second half each."""
+    """Return a rank's partner: every rank of the first half has one in the second half."""
     half = size // 2
     return None if rank >= 2 * half else (rank + half) % (2 * half)
 
@@ -135,14 +136,15 @@ CALLS: Mapping[str, MeasuredCall] = {
     "ping_paced": MeasuredCall(_several(PAUSE_S), lambda p: BURST + 1.0, apart=True, source=_partner),
 }
 """Measured calls by name. ``send_receive``: each rank sends to the next and receives from the
-one before. ``send_pairs``: each rank of the first half sends to one of the second half, all at
-once; ``exchange_pairs``: both send. Their bandwidth is that of all pairs together. ``ping_pong``: a
-message there and back in each pair. ``ping_burst``: `BURST` there, one after the other, and one
-back; ``ping_paced``: with `PAUSE_S` between them. LogGP's parameters follow from the three."""
+previous rank. ``send_pairs``: each rank of the first half sends to its partner in the second half,
+all at once; ``exchange_pairs``: both partners send. Their bandwidth counts all pairs together.
+``ping_pong``: a message there and back in each pair. ``ping_burst``: `BURST` messages there, one
+after the other, and one back; ``ping_paced``: the same with `PAUSE_S` between messages. LogGP's
+parameters follow from these three."""
 
 
 def gathered(communicator: Communicator, values: Sequence[float]) -> np.ndarray:
-    """Gather all ranks' values, a row each, by single messages: no collective can falsify them."""
+    """Gather all ranks' values, a row each, by single messages, which no collective can falsify."""
     own = np.array(values, np.float64)
     rows = np.zeros((communicator.size, len(own)))
     rows[communicator.rank] = own

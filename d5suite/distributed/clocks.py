@@ -1,7 +1,7 @@
 """The clocks of ranks, compared by messages there and back.
 
 A rank answers with the time of its clock. That time lies between sending and receiving, so the
-offset is known to half of the way there and back; the fastest of many is taken (Cristian,
+offset is known to within half a round trip; the fastest of many round trips counts (Cristian,
 "Probabilistic clock synchronization", Distributed Computing 3, 1989). Imports NumPy and
 `d5suite.levels.distributed`.
 """
@@ -21,16 +21,16 @@ ROUNDS = 100
 
 
 class Offset(NamedTuple):
-    """How this rank's clock compares with that of rank 0, in nanoseconds.
+    """How this rank's clock compares with rank 0's, in nanoseconds.
 
     Attributes
     ----------
     at_ns : int
-        When, by this rank's clock.
+        Time of the comparison, by this rank's clock.
     offset_ns : int
-        Rank 0's clock less this one.
+        Rank 0's clock minus this rank's.
     error_ns : int
-        By how much the offset may be wrong.
+        Largest error of the offset.
     """
 
     at_ns: int
@@ -41,7 +41,7 @@ class Offset(NamedTuple):
 def compare_clocks(
     communicator: Communicator, clock: Callable[[], int] = time.perf_counter_ns, rounds: int = ROUNDS
 ) -> Offset:
-    """Compare this rank's clock with that of rank 0. Collective.
+    """Compare this rank's clock with rank 0's. Collective.
 
     Parameters
     ----------

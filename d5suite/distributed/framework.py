@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class _Inside:
-    """Calls are counted as they begin and end, by the main thread alone."""
+    """A counter of calls that begin and end; only the main thread may use it."""
 
     def __init__(self) -> None:
         self.entered = self.left = 0

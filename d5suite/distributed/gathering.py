@@ -1,4 +1,4 @@
-"""Exchange of other values than arrays. Imports NumPy and `d5suite.levels.distributed`."""
+"""Exchange of values other than arrays. Imports NumPy and `d5suite.levels.distributed`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def disagreements(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> l
     Parameters
     ----------
     facts, hosts
-        By rank.
+        Facts by name, and hosts, of each rank.
     """
     found = []
     for name in dict.fromkeys(name for each in facts for name in each):

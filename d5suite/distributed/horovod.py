@@ -1,7 +1,7 @@
-"""Horovod's schemes for any framework: their data, their meeting, their settings.
+"""Horovod's scheme for any framework: its description, its start and its settings.
 
-Horovod is one library with an extension per framework, so this is written once; what an adapter
-adds is how gradients reach it. Imports the standard library, `d5suite.errors` and
+Horovod is one library with an extension per framework, so this is written once; an adapter adds
+how gradients reach Horovod. Imports the standard library, `d5suite.errors` and
 `d5suite.levels.native`, and Horovod when ranks meet.
 """
 
@@ -105,13 +105,13 @@ class HorovodScheme(FrameworkScheme):
 def environment(rank: int, hosts: Sequence[str], port: int) -> Mapping[str, str]:
     """Return the variables by which Horovod's ranks find each other over Gloo.
 
-    ``horovodrun`` sets the same ones.
+    ``horovodrun`` sets the same variables.
 
     Parameters
     ----------
     rank : int
     hosts : sequence of str
-        By rank.
+        Hosts by rank.
     port : int
         The server's port on rank 0's host.
     """

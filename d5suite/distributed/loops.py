@@ -11,26 +11,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LOOPS = frozenset({"gloo_tcp_loop"})
-"""Names of such threads: Gloo's, of whichever framework."""
+"""Names of such threads: Gloo's, in any framework."""
 
 _THREADS = Path("/proc/self/task")
 
 
 def loops_give_way(hosts: Sequence[str], rank: int) -> None:
-    """Let transports' threads of this process take no CPU from a computing thread, on Linux.
+    """Keep this process's transport threads from preempting a computing thread, on Linux.
 
-    Gloo's thread tries again and again to lock a connection. If it took the CPU from the thread
-    that holds the lock, nothing moves until the kernel's next tick, 1 to 4 ms later. As
-    ``SCHED_BATCH`` (sched(7)) it runs once the other thread waits or has used up its time.
+    Gloo's thread tries again and again to lock a connection. If it preempts the thread that holds
+    the lock, nothing moves until the kernel's next tick, 1 to 4 ms later. With ``SCHED_BATCH``
+    (sched(7)) it runs once the other thread waits or has used up its time slice.
 
-    Where ranks share CPUs nothing changes: there a message would wait for the other ranks' turns.
+    Where ranks share CPUs nothing changes: messages would wait for the other ranks' time slices.
 
     Parameters
     ----------
     hosts : sequence of str
-        Of the ranks.
+        Hosts of the ranks.
     rank : int
-        This process's.
+        Rank of this process.
     """
     if hosts.count(hosts[rank]) > (os.cpu_count() or 1):
         return

@@ -1,4 +1,4 @@
-"""Ranks of a framework's own scheme meet. Imports `d5suite.levels` and its neighbours."""
+"""How ranks of a framework's own scheme connect. Imports `d5suite.levels` and its neighbours."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def meet(
     backend : Backend
     mode, scheme : str
     settings : mapping
-        Of the scheme.
+        Settings of the scheme.
     communicator : Communicator
         Already connects the ranks.
     device, precision : str
     threads, local_rank : int
-        This rank's.
+        Threads of this rank, and its number on its host.
     folder : Path or None
         A folder that all ranks see.
 

@@ -1,6 +1,6 @@
 """The network between hosts: interfaces, and the address by which others reach a rank.
 
-Imports `d5suite.errors`, and psutil late.
+Imports `d5suite.errors`, and psutil lazily.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ VARIABLES = (
     "HOROVOD_GLOO_IFACE",
     "DMLC_INTERFACE",
 )
-"""Variables by which transports are told an interface: Gloo, NCCL, Open MPI, UCX, libfabric,
+"""Variables that tell transports which interface to use: Gloo, NCCL, Open MPI, UCX, libfabric,
 Horovod, MXNet's KVStore."""
 
 ANYWHERE = "192.0.2.1"
 """An address that no host has (RFC 5737), to ask for the default route."""
 
 
-class Network(NamedTuple):
+class Interface(NamedTuple):
     """An interface of this host, and its address."""
 
     interface: str
@@ -40,7 +40,7 @@ class Network(NamedTuple):
         return f"{self.interface} ({self.address})"
 
 
-def interfaces() -> list[Network]:
+def interfaces() -> list[Interface]:
     """Return this host's interfaces that are up, with one IP address each, IPv4 before IPv6."""
     import psutil
 
@@ -49,17 +49,17 @@ def interfaces() -> list[Network]:
     for name, addresses in psutil.net_if_addrs().items():
         own = [each.address for kind in (socket.AF_INET, socket.AF_INET6) for each in addresses if each.family == kind]
         if name in up and own:
-            found.append(Network(name, own[0]))
+            found.append(Interface(name, own[0]))
     return found
 
 
-def require_interface(name: str, where: str) -> Network:
+def require_interface(name: str, where: str) -> Interface:
     """Return the interface of this name.
 
     Raises
     ------
     ConfigurationError
-        If this host has none.
+        If this host has no such interface with an address.
     """
     found = interfaces()
     for each in found:
@@ -72,19 +72,19 @@ def require_interface(name: str, where: str) -> Network:
     )
 
 
-def networks(hosts: Sequence[str], variable: str) -> list[Network]:
+def networks(hosts: Sequence[str], variable: str) -> list[Interface]:
     """Return the interfaces by which this rank reaches the others.
 
-    They are those that the variable names; else loopback, if all ranks share a host; else the one
-    whose address the host's name has. Many systems give a host's name a loopback address in
-    ``/etc/hosts``, such as 127.0.1.1: then the one of the default route, or the only one.
+    They are those that the variable names; else loopback, if all ranks share a host; else the
+    interface with the address of the host's name. On many systems ``/etc/hosts`` gives this name a
+    loopback address, such as 127.0.1.1: then the default route's interface, or the only one.
 
     Parameters
     ----------
     hosts : sequence of str
-        By rank.
+        Hosts by rank.
     variable : str
-        The transport's own, such as ``GLOO_SOCKET_IFNAME``: names separated by commas.
+        The transport's variable, such as ``GLOO_SOCKET_IFNAME``: names separated by commas.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def networks(hosts: Sequence[str], variable: str) -> list[Network]:
     if names:
         return [require_interface(name, variable) for name in names]
     if len(set(hosts)) == 1:
-        return [Network("lo", "127.0.0.1")]
+        return [Interface("lo", "127.0.0.1")]
     found = interfaces()
     host, of_name, route = socket.gethostname(), set[str](), ""
     with contextlib.suppress(OSError):
@@ -117,7 +117,7 @@ def networks(hosts: Sequence[str], variable: str) -> list[Network]:
 
 
 def named_interface(variables: Sequence[str]) -> Mapping[str, str | None]:
-    """Return the interface that a transport's own variables name, and its address, or None."""
+    """Return the interface that a transport's variables name, and its address; None if unknown."""
     name = next((os.environ[each] for each in variables if os.environ.get(each)), None)
     address = next((each.address for each in interfaces() if each.interface == name), None)
     return {"interface": name, "address": address}

@@ -33,13 +33,13 @@ class Task:
         Unique within its graph.
     kind : {"compute", "transfer"}
     seconds : float
-        How long it takes alone.
+        How long the task takes alone.
     bytes : int
-        What a transfer moves.
+        Bytes that a transfer moves.
     resource : str
-        What it occupies, such as ``compute`` or ``link``; by default its kind.
+        What the task occupies, such as ``compute`` or ``link``; by default its kind.
     depends_on : tuple of str
-        Names of tasks that end before it begins.
+        Names of tasks that must end before this one begins.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """The tasks of a step, and which waits for which.
+    """The tasks of a step, with their dependencies.
 
     Attributes
     ----------
     tasks : tuple of Task
-        In any order; where two transfers are alike, the first one here goes first.
+        In any order; of two transfers with equal priority, the first one here goes first.
 
     Raises
     ------
@@ -138,12 +138,12 @@ class Properties:
     Attributes
     ----------
     seconds : float
-        M, of the transfer itself.
+        M: seconds of the transfer itself.
     unlocked : float
         P: seconds of the computations that need r and no other outstanding transfer.
     joint : float
-        M+: the least seconds of all outstanding transfers of a computation that needs r and others;
-        infinite if there is none.
+        M+: the least total seconds of the outstanding transfers of any computation that needs r and
+        others; infinite if there is none.
     """
 
     seconds: float
@@ -152,7 +152,7 @@ class Properties:
 
 
 class _Needs:
-    """Computations by the set of transfers that they need: one row for all with the same set."""
+    """Computations grouped by the set of transfers that they need, one row for each set."""
 
     def __init__(self, graph: TaskGraph, computing: Mapping[str, float]) -> None:
         seconds: dict[int, float] = {}
@@ -165,7 +165,7 @@ class _Needs:
         self.seconds = np.array(list(seconds.values()), np.float64)
 
     def properties(self, times: np.ndarray, outstanding: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return P and M+ of each transfer; of those not outstanding they mean nothing."""
+        """Return P and M+ of each transfer; they are meaningless for those not outstanding."""
         needed = self.rows & outstanding
         counts = needed.sum(axis=1)
         single, several = needed[counts == 1], needed[counts > 1]
@@ -194,10 +194,10 @@ def properties(graph: TaskGraph, outstanding: Iterable[str] | None = None) -> di
 
 
 def goes_first(one: Properties, other: Properties) -> bool:
-    """Return whether TAC sends ``one`` before ``other``, if only these two were left to order.
+    """Return whether TAC sends ``one`` before ``other``, if only these two are left to order.
 
-    One before the other overlaps the other's transfer with what one unlocks, and so on: the shorter
-    of both step times wins. A tie goes to the smaller M+ (the paper's comparator).
+    The transfer that goes second overlaps what the first unlocks: the order with the shorter step
+    wins. A tie goes to the smaller M+ (the paper's comparator).
     """
     first, second = min(other.unlocked, one.seconds), min(one.unlocked, other.seconds)
     return first < second if first != second else one.joint < other.joint
@@ -206,9 +206,9 @@ def goes_first(one: Properties, other: Properties) -> bool:
 def tic(graph: TaskGraph) -> dict[str, int]:
     """Return priorities of transfers by timing-independent communication scheduling, least first.
 
-    Every transfer counts 1 and every computation 0: M+ says how many transfers the first
-    computation takes that needs this one and others. Transfers with equal M+ share a priority:
-    the number of transfers before them. A transfer that no computation needs comes last.
+    Every transfer takes 1 and every computation 0: M+ is the fewest transfers of any computation
+    that needs this one and others. Transfers with equal M+ share a priority: the number of
+    transfers before them. A transfer that no computation needs together with others comes last.
     """
     names = [each.name for each in graph.transfers]
     needs = _Needs(graph, dict.fromkeys(graph.by_name, 0.0))
@@ -220,8 +220,8 @@ def tic(graph: TaskGraph) -> dict[str, int]:
 def tac(graph: TaskGraph) -> dict[str, int]:
     """Return priorities of transfers by timing-aware communication scheduling, least first.
 
-    Again and again the properties are computed, and the transfer that `goes_first` is taken. Every
-    pair is in its best order; an order of all transfers that is best need not be found.
+    Repeatedly compute the properties, and take the transfer that `goes_first`. Each comparison
+    finds the best order of two transfers, but the order of all need not be optimal.
     """
     names = [each.name for each in graph.transfers]
     times = np.array([each.seconds for each in graph.transfers])
@@ -239,7 +239,7 @@ def tac(graph: TaskGraph) -> dict[str, int]:
 
 
 def sequence(priorities: Mapping[str, int]) -> tuple[str, ...]:
-    """Return names by priority, the least first; equal ones keep their order."""
+    """Return names by priority, the least first; names with equal priority keep their order."""
     return tuple(sorted(priorities, key=lambda name: priorities[name]))
 
 
@@ -248,7 +248,7 @@ def efficiency(makespan_s: float, busy_s: Iterable[float]) -> float | None:
 
     E = (cost_max − U) / (cost_max − cost_min), where U is the makespan, cost_max the sum of all
     resources' busy seconds and cost_min the largest. It lies outside 0 to 1 if resources are idle
-    together, or if busy seconds were not those of the same step.
+    together, or if the busy seconds are those of another step.
 
     Parameters
     ----------
@@ -282,7 +282,7 @@ def _costs(busy_s: Iterable[float]) -> tuple[float, float]:
 
 
 def divided(nbytes: int, slice_bytes: int, itemsize: int = 1) -> list[slice]:
-    """Divide an array into slices of at most so many bytes, but at least one element (P3).
+    """Divide an array into slices of at most `slice_bytes`, but at least one element (P3).
 
     Jayarajan et al., "Priority-based parameter propagation for distributed DNN training" (MLSys
     2019), section 4.1.
@@ -290,39 +290,34 @@ def divided(nbytes: int, slice_bytes: int, itemsize: int = 1) -> list[slice]:
     Parameters
     ----------
     nbytes : int
-        Of the array.
+        Size of the array.
     slice_bytes : int
-        0: the array is not divided.
+        Most bytes of a slice; 0: the array is not divided.
     itemsize : int
         Bytes of an element.
 
     Returns
     -------
     list of slice
-        Of elements; together they are the whole array, each element once.
+        Slices of elements; together they cover the array, each element once.
     """
     length = nbytes // itemsize
     each = max(slice_bytes // itemsize, 1) if slice_bytes else max(length, 1)
     return [slice(start, min(start + each, length)) for start in range(0, length, each)]
 
 
-def arrival_orders(arrivals: Sequence[Sequence[str]]) -> int:
-    """Return in how many distinct orders transfers arrived, over steps."""
-    return len({tuple(each) for each in arrivals})
-
-
 def overtaken(choices: Sequence[tuple[bool, tuple[str, ...]]], asked: Sequence[str]) -> int:
-    """Return how many transfers of a step were chosen although another that was ready goes first.
+    """Count the transfers of a step that were chosen while a ready one should have gone first.
 
-    Also counted are transfers that were chosen before they were ready, and those never chosen.
+    Transfers that were chosen before they were ready, or never chosen, count, too.
 
     Parameters
     ----------
     choices : sequence of (bool, tuple of str)
-        In turn: what became ready (True), and what was chosen (False), by the names of a transfer's
-        parameters. What is sent in slices is chosen once for each.
+        In time order: what became ready (True), and what was chosen (False), by the names of a
+        transfer's parameters. A transfer that is sent in slices is chosen once for each slice.
     asked : sequence of str
-        All parameters in the order that is asked for.
+        All parameters in the requested order.
     """
     place = {name: number for number, name in enumerate(asked)}
     last = {names: turn for turn, (became_ready, names) in enumerate(choices) if not became_ready}
@@ -339,14 +334,14 @@ def overtaken(choices: Sequence[tuple[bool, tuple[str, ...]]], asked: Sequence[s
 
 
 def planned(ready_s: Sequence[float], seconds: Sequence[float]) -> list[int]:
-    """Return in which order transfers go over one link that always takes the first that is ready.
+    """Return the order of transfers on a link that always takes the ready one that comes first.
 
     Parameters
     ----------
     ready_s : sequence of float
-        When each is ready, in the order that is asked for.
+        When each transfer is ready, in the requested order.
     seconds : sequence of float
-        How long each takes.
+        How long each transfer takes.
     """
     coming = sorted(range(len(ready_s)), key=lambda number: ready_s[number])
     ready: list[int] = []
@@ -364,14 +359,14 @@ def planned(ready_s: Sequence[float], seconds: Sequence[float]) -> list[int]:
 
 
 def in_turn(names: Iterable[str], update: Callable[[Sequence[str], bool], None]) -> Callable[[Iterable[str]], None]:
-    """Return a function that updates those of the parameters given to it which no call has updated.
+    """Return a function that updates the parameters of a call, each only once in all calls.
 
     Parameters
     ----------
     names : iterable of str
         All parameters.
     update : callable
-        Takes names, and whether they are the last ones.
+        Takes names, and whether these are the last parameters.
     """
     left = dict.fromkeys(names)
 

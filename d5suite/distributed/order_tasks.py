@@ -14,6 +14,7 @@ import numpy as np
 
 from d5suite.distributed.order import Task, TaskGraph, sequence, tac, tic
 from d5suite.errors import ConfigurationError
+from d5suite.network.analysis import differentiated
 from d5suite.network.layers import layer_facts
 from d5suite.network.model import Network
 
@@ -36,7 +37,7 @@ Seconds = Mapping[tuple[str, str], float]
 
 
 def check_order(order: str, where: str) -> None:
-    """Raise `ConfigurationError` unless this is an order: a name, ``random:SEED``, ``tac:FILE``."""
+    """Raise `ConfigurationError` if the text is no order: a name, ``random:SEED``, ``tac:FILE``."""
     name, colon, argument = order.partition(":")
     if name not in ORDERS:
         raise ConfigurationError(f"there is no order {order!r}", where=where, hint=f"Known: {', '.join(ORDERS)}.")
@@ -46,21 +47,17 @@ def check_order(order: str, where: str) -> None:
         raise ConfigurationError(f"{order!r} is no order", where=where, hint=f"Give {name} alone.")
 
 
-def parameter_order(order: str, network: Network, came: Sequence[str] = ()) -> tuple[str, ...]:
+def parameter_order(order: str, network: Network) -> tuple[str, ...]:
     """Return the parameters in the order in which they are sent.
 
     Parameters
     ----------
     order : str
-        See `ORDERS`.
+        See `ORDERS`; not ``framework``, whose order is known only when it hands out gradients.
     network : Network
-    came : sequence of str
-        The parameters as the framework handed out their gradients; ``framework`` is this order.
     """
     check_order(order, "order of transfers")
     name, _, argument = order.partition(":")
-    if name == "framework":
-        return tuple(came)
     if name == "random":
         names = network.parameters
         return tuple(names[place] for place in np.random.default_rng(int(argument)).permutation(len(names)))
@@ -74,23 +71,21 @@ def parameter_order(order: str, network: Network, came: Sequence[str] = ()) -> t
 
 
 def _first_use(network: Network) -> tuple[str, ...]:
-    """Return the parameters as the forward pass needs them; those that no node takes come last."""
+    """Return the parameters as the forward pass needs them; those that no node uses come last."""
     known = set(network.parameters)
     used = dict.fromkeys(name for node in network.nodes for name in node.inputs if name in known)
     return (*used, *(name for name in network.parameters if name not in used))
 
 
-def training_tasks(network: Network, *, batch_size: int = 1, seconds: Seconds | None = None) -> TaskGraph:
+def training_tasks(network: Network, *, seconds: Seconds | None = None) -> TaskGraph:
     """Return the tasks of a step: parameters arrive, then nodes compute forward and backward.
 
     Parameters
     ----------
     network : Network
-    batch_size : int
-        Of the counted work.
     seconds : mapping, optional
-        Of nodes, such as `layer_seconds`. By default counted work and compulsory traffic, the
-        longer of both at `FLOPS_PER_S` and `MEMORY_BYTES_PER_S`.
+        Seconds of nodes, such as from `layer_seconds`. By default the longer of one image's counted
+        work at `FLOPS_PER_S` and its compulsory traffic at `MEMORY_BYTES_PER_S`.
 
     Returns
     -------
@@ -98,13 +93,13 @@ def training_tasks(network: Network, *, batch_size: int = 1, seconds: Seconds | 
         ``transfer PARAMETER``, ``forward NODE`` and, if the network has a loss, ``backward NODE``.
         Transfers take their bytes at `LINK_BYTES_PER_S`, and stand in the forward order.
     """
-    times = _counted(network, batch_size) if seconds is None else seconds
+    times = _counted(network) if seconds is None else seconds
     tasks = []
     for name in _first_use(network):
         nbytes = network.initializers[name].size * 4
         tasks.append(Task(f"transfer {name}", "transfer", nbytes / LINK_BYTES_PER_S, nbytes, "link"))
     maker = {output: node.name for node in network.nodes for output in node.outputs if output}
-    moved = set(network.parameters)
+    moved = differentiated(network)
     backward: dict[str, list[str]] = {}
     for node in network.nodes:
         given = dict.fromkeys(name for name in node.inputs if name)
@@ -113,7 +108,6 @@ def training_tasks(network: Network, *, batch_size: int = 1, seconds: Seconds | 
         took = times.get((node.name, "forward"), 0.0)
         tasks.append(Task(f"forward {node.name}", "compute", took, depends_on=tuple(known)))
         if network.loss and moved & given.keys():
-            moved.update(name for name in node.outputs if name)
             backward[node.name] = []
     for node in network.nodes:
         for name in node.inputs:
@@ -125,9 +119,9 @@ def training_tasks(network: Network, *, batch_size: int = 1, seconds: Seconds | 
     return TaskGraph(tuple(tasks))
 
 
-def _counted(network: Network, batch_size: int) -> Seconds:
+def _counted(network: Network) -> Seconds:
     found = {}
-    for name, facts in layer_facts(network, batch_size=batch_size).items():
+    for name, facts in layer_facts(network).items():
         for direction, flops, moved in (
             ("forward", facts.flops, facts.bytes),
             ("backward", facts.backward_flops, facts.backward_bytes),
@@ -139,9 +133,9 @@ def _counted(network: Network, batch_size: int) -> Seconds:
 def layer_seconds(path: Path, network: Network) -> Seconds:
     """Read layer times of a network from a result file (``--passes layers``).
 
-    Of several results the one that names most nodes of the network is taken, and of those a
-    training step's. Nodes that ran as one have their time at the last of them: nothing follows
-    before that.
+    Of several results, the one that names most nodes of the network is used; among equals, a
+    training step's. Nodes that ran as one have their time at the last of them, because what follows
+    begins after it.
 
     Raises
     ------

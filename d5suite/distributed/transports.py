@@ -18,12 +18,12 @@ EXACT = Tolerance(0, 0, 0, "sums of small whole numbers have no rounding")
 
 @lru_cache(maxsize=16)
 def transport_backend(name: str) -> Backend:
-    """Return the communicator of this name.
+    """Return a backend for the communicator of this name.
 
     Raises
     ------
     ConfigurationError
-        If there is none.
+        If there is no such communicator.
     """
     if name not in COMMUNICATORS:
         raise ConfigurationError(f"there is no communicator {name!r}", hint=f"Known: {', '.join(COMMUNICATORS)}.")

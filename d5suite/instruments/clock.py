@@ -8,9 +8,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 Clock = Callable[[], float]
 """Returns seconds since an arbitrary moment; monotonic."""
@@ -59,10 +58,6 @@ class ClockProperties:
     implementation: str
     resolution_s: float
     read_cost_s: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the properties as JSON-able values."""
-        return asdict(self)
 
 
 def measure_clock(clock: Clock = now, *, readings: int = 1000, repeats: int = 5) -> ClockProperties:

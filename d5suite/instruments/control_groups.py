@@ -1,6 +1,6 @@
-"""Limits of a container or a batch job on memory: Linux's control groups, versions 1 and 2.
+"""Memory limits of a container or a batch job: Linux's control groups, versions 1 and 2.
 
-The kernel kills what exceeds them, though the machine has memory left (cgroups(7); Linux,
+The kernel kills what exceeds them, even if the machine has memory left (cgroups(7); Linux,
 admin-guide/cgroup-v2 and cgroup-v1/memory). Imports the standard library, and psutil lazily.
 """
 
@@ -46,7 +46,7 @@ def total_memory() -> int:
 def available_memory() -> int:
     """Return the bytes that are still available to this process without swapping.
 
-    In a group they are its limit less what it uses, without the files that it has cached.
+    In a group with a limit: the limit less the memory in use, cached files not counted.
     """
     free = [limit - _used(group) for group, limit in _limited()]
     return max(0, min([int(_machine().available), *free]))
@@ -64,7 +64,7 @@ def _machine() -> Any:
 
 
 def _limited() -> Iterator[tuple[Path, int]]:
-    """Yield the groups that have a limit below the machine's memory, with that in bytes."""
+    """Yield control groups with a limit below the machine's memory, and the limit in bytes."""
     most = _machine().total
     for group in control_groups("memory"):
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
@@ -76,7 +76,7 @@ def _limited() -> Iterator[tuple[Path, int]]:
 def _used(group: Path) -> int:
     """Return the bytes in use, without cached files, which the kernel gives up first."""
     used = _number(group / "memory.current")
-    total = "" if used is not None else "total_"  # version 1 counts groups within by other names
+    total = "" if used is not None else "total_"  # version 1's names of sums over nested groups
     used = used if used is not None else _number(group / "memory.usage_in_bytes") or 0
     cached = {f"{total}inactive_file", f"{total}active_file"}
     pairs = (line.split() for line in _lines(group / "memory.stat"))

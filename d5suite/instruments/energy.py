@@ -1,7 +1,7 @@
 """Energy per step, of a GPU by NVML or of CPUs by RAPL, with its error.
 
-A pass of its own repeats the step, waits for each step to finish, and reads a meter between two
-steps. An energy counter moves in ticks: NVML's about ten times a second, RAPL's a thousand times.
+A separate pass repeats the step, waits for each step to finish, and reads a meter between steps. An
+energy counter moves in ticks: NVML's about ten times a second, RAPL's a thousand times.
 So the energy between the first and the last tick is divided by the steps between them, and each end
 may be off by one tick. If a GPU has no energy counter, a thread reads its power, which is then
 integrated. The energy is what the whole GPU, or whole CPU packages, used, idle or not.
@@ -11,7 +11,6 @@ Imports the standard library, `d5suite.errors` and its neighbours.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from d5suite.errors import D5Error
+from d5suite.instruments.background import repeated
 from d5suite.instruments.clock import Clock, now
 from d5suite.instruments.environment import read_text
 from d5suite.instruments.gpus import GpuSensors
@@ -32,11 +32,11 @@ PRECISION = 0.02
 """Relative error at which measuring ends; the same as for samples."""
 
 POWER_PERIOD_S = 0.02
-"""Seconds between two readings of the power: NVML updates its own every 20 to 100 ms."""
+"""Seconds between two readings of the power: NVML updates its value every 20 to 100 ms."""
 
 SENSOR_ERROR = 0.05
 """Error of a GPU's power; NVML's is "accurate to within +/- 5% of current power draw"
-(nvmlDeviceGetPowerUsage). AMD states none for its own, so the same is assumed."""
+(nvmlDeviceGetPowerUsage). AMD states none for its GPUs, so the same is assumed."""
 
 RAPL = Path("/sys/class/powercap")
 """Folder of Linux's energy counters of Intel and AMD CPUs (Documentation/power/powercap)."""
@@ -162,8 +162,8 @@ class Counter(Meter):
 class Power(Meter):
     """A meter that reads power, which is integrated by trapezoids.
 
-    The error is `SENSOR_ERROR`, and half of what lies between the sums of the lower and of the
-    higher reading of each interval.
+    The error is `SENSOR_ERROR`, and half the difference between the sums that take the lower and
+    the higher reading of each interval.
 
     Parameters
     ----------
@@ -179,27 +179,16 @@ class Power(Meter):
         """See `Meter.measure`; it always takes ``longest_s``."""
         step()
         readings: list[tuple[float, float | None]] = []
-        finished = threading.Event()
 
         def note() -> None:
             readings.append((clock(), self._read()))
 
-        def watch() -> None:
-            while not finished.wait(POWER_PERIOD_S):
-                note()
-
         note()
         start, count = readings[0][0], 0
-        watcher = threading.Thread(target=watch, name="power", daemon=True)
-        watcher.start()
-        try:
+        with repeated(note, POWER_PERIOD_S, "power"):
             while count == 0 or clock() - start < longest_s:
                 step()
                 count += 1
-        finally:
-            finished.set()
-            watcher.join()
-        note()
         known = [(at, watts) for at, watts in readings if watts is not None]
         if len(known) < len(readings):
             raise EnergyError(f"the power could not be read {len(readings) - len(known)} of {len(readings)} times")
@@ -240,14 +229,14 @@ def meter_of(device: str, name: str = "", sensors: GpuSensors | None = None) -> 
     ----------
     device : {"cpu", "cuda"}
     name : str
-        The device's, as the framework calls it.
+        The framework's name for the device.
     sensors : GpuSensors, optional
-        Of the GPU in use, where NVML lists none.
+        Sensors of the GPU in use, where NVML lists no GPU.
 
     Raises
     ------
     EnergyError
-        If there is none, with the reason.
+        If the device has no meter; states the reason.
     """
     return _meter_of_cpus() if device == "cpu" else _meter_of_gpu(*used_gpu(name), sensors)
 

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ MIMALLOC_ALLOW_LARGE_OS_PAGES D5SUITE_PLACEMENT D5SUITE_PREFETCH
 )
 """Variables that affect speed or results: threads, libraries, GPUs, allocators.
 
-Exact names: results are published, and what merely begins alike may be a licence or a password.
+Exact names, not prefixes: results are published, and a variable with the same prefix may hold a
+licence or a password.
 """
 
 
@@ -55,7 +57,7 @@ def describe(distributions: Iterable[str] = (), variables: Iterable[str] = ()) -
     Parameters
     ----------
     distributions : iterable of str
-        Python distributions whose versions to record; None if not installed.
+        Python distributions whose versions to record; the version is None if not installed.
     variables : iterable of str
         Further environment variables to record, such as an adapter's own. UUIDs of GPUs in their
         values are hashed.
@@ -85,7 +87,7 @@ def describe(distributions: Iterable[str] = (), variables: Iterable[str] = ()) -
         "gpus": describe_gpus(),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **_slurm(),
-        "clock": measure_clock().to_dict(),
+        "clock": asdict(measure_clock()),
     }
 
 
@@ -99,7 +101,7 @@ def _slurm() -> dict[str, dict[str, str]]:
 def cpu_quota() -> float | None:
     """Return the CPU limit of this process's control groups; None without a limit.
 
-    The least ``cpu.max`` (version 2) or ``cpu.cfs_quota_us / cpu.cfs_period_us`` (version 1) from
+    The lowest ``cpu.max`` (version 2) or ``cpu.cfs_quota_us / cpu.cfs_period_us`` (version 1) from
     this process's group up to the root (cgroups(7)).
     """
     quotas: list[float] = []
@@ -162,7 +164,7 @@ def _describe_cpu() -> dict[str, Any]:
 
 
 def last_level_cache(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int | None:
-    """Return the bytes of the last caches of data that these CPUs use; None if unknown.
+    """Return the bytes of the last-level data caches that these CPUs use; None if unknown.
 
     See `data_caches`.
     """
@@ -171,7 +173,7 @@ def last_level_cache(cpus: Iterable[int], root: Path = Path("/sys/devices/system
 
 
 def data_caches(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> dict[int, int]:
-    """Return the bytes of the caches of data that these CPUs use, by level, the first one first.
+    """Return the bytes of the data caches that these CPUs use, by level, in ascending order.
 
     Parameters
     ----------
@@ -201,9 +203,10 @@ def _first_processor() -> dict[str, str]:
 
 
 def _arm_model(information: Mapping[str, str]) -> str:
-    """Return what identifies a 64-bit ARM processor, whose /proc/cpuinfo has no name; "" of others.
+    """Return the numbers that identify a 64-bit ARM processor; "" for other processors.
 
-    The numbers are those of its MIDR_EL1 register (Arm Architecture Reference Manual).
+    On ARM, /proc/cpuinfo has no model name, but the fields of the MIDR_EL1 register (Arm
+    Architecture Reference Manual).
     """
     keys = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")
     known = [f"{key.removeprefix('CPU ')} {information[key]}" for key in keys if key in information]

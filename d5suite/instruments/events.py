@@ -5,8 +5,8 @@ are read after the host's clock has stopped. Both series are kept. An idle devic
 event at once, so both clocks show the same time, except for the launch overhead: the time of an
 empty step on the host, measured as the 95th percentile of `EMPTY` empty steps.
 
-If the device's time is shorter than that, some of the step runs on the host or on another stream.
-If it is longer, the host's clock stopped too early.
+If the device's time is shorter by more than that, some of the step runs on the host or on another
+stream. If it is longer than the host's, the host's clock stopped too early.
 
 Imports the standard library and its neighbours.
 """
@@ -43,7 +43,7 @@ class Timer(Protocol):
         """Record the second event."""
 
     def milliseconds(self) -> float:
-        """Wait for the second, and return the time between both."""
+        """Wait for the second event, and return the time between the two."""
 
 
 class EventLog:
@@ -56,7 +56,7 @@ class EventLog:
     Attributes
     ----------
     seconds : list of float
-        In order, as the device says, right or wrong.
+        In the order of the calls, as the device reports them, unchecked.
     """
 
     def __init__(self, timer: Timer) -> None:
@@ -93,7 +93,7 @@ class TwoClocks:
     ----------
     host_s, device_s : sequence of float
     overhead_s : float
-        Of launching: per sample, divided as samples are.
+        Launch overhead of a sample, divided by its number of calls, as the samples are.
     """
 
     host_s: Sequence[float]
@@ -112,7 +112,7 @@ class TwoClocks:
 
     @property
     def slack_s(self) -> float:
-        """Accepted difference of both beyond the launch overhead."""
+        """Accepted difference of the two clocks beyond the launch overhead."""
         return RESOLUTION_S + SLACK * statistics.median(self.host_s)
 
     @property

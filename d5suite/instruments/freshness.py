@@ -20,8 +20,15 @@ LEAST = 3
 """Fewest rounds: one disturbed call on old input must not hide a remembered answer."""
 
 ROUNDS = 8
-"""Most new inputs before a step counts as remembering. One fast call on new input clears it, so
-that a busy machine causes no false alarm."""
+"""Fewest new inputs before a step counts as remembering. One fast call in so many on new input
+clears it, so that a busy machine causes no false alarm."""
+
+SPAN_S = 1.0
+"""Shortest time of all calls together before a step counts as remembering, in seconds. Another
+program can disturb all calls of a shorter time: the kernel lets it run for tens of milliseconds."""
+
+MOST = 200
+"""Most new inputs, for steps of microseconds."""
 
 
 def timed(
@@ -45,9 +52,9 @@ class Durations:
     Attributes
     ----------
     again_s : float
-        The median.
+        The median on input fed before.
     fresh_s : float
-        The shortest.
+        The shortest on new input; the second shortest of more than `ROUNDS`, and so on.
     """
 
     again_s: float
@@ -60,7 +67,10 @@ class Durations:
 
 
 def compare_durations(
-    again: Callable[[], float], fresh: Callable[[int], Callable[[], float]], first: Durations | None = None
+    again: Callable[[], float],
+    fresh: Callable[[int], Callable[[], float]],
+    first: Durations | None = None,
+    most: int = MOST,
 ) -> Durations:
     """Call a step alternately on old and on new input, until it is clear that it computes.
 
@@ -71,23 +81,30 @@ def compare_durations(
     again : callable
         Calls the step on input that it was given before; returns the duration in seconds.
     fresh : callable
-        Makes new input, given a number from 0; returns a function that does the same with it.
+        Makes new input, given a number from 0; returns a function that does with it what ``again``
+        does with old input.
     first : Durations, optional
         Durations known already; if they show that the step computes, nothing is called.
+    most : int
+        How many different new inputs there are.
 
     Returns
     -------
     Durations
-        After `ROUNDS` rounds at most.
+        After `ROUNDS` rounds, or more if these took less than `SPAN_S`.
     """
     if first is not None and first.computes:
         return first
     fed, new = [], []
-    for number in range(ROUNDS):
+    for number in range(max(most, ROUNDS)):
         call = fresh(number)
         fed.append(again())
         new.append(call())
-        found = Durations(statistics.median(fed), min(new))
-        if found.computes and number + 1 >= LEAST:
+        found = Durations(statistics.median(fed), sorted(new)[number // ROUNDS])
+        rounds = len(new)
+        # Looking after every later round would clear a remembering step by chance.
+        if found.computes and rounds >= LEAST and (rounds <= ROUNDS or rounds.bit_count() == 1):
+            break
+        if rounds >= ROUNDS and sum(fed) + sum(new) >= SPAN_S:
             break
     return found

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as NVML, nvidia-smi or the framework reports them, in this order.
+"""The GPUs of this machine, as reported by NVML, nvidia-smi or the framework, tried in this order.
 
 nvidia-ml-py is optional. Without it nvidia-smi, which comes with every driver, still names GPUs,
 drivers, processes and slowdowns. Energy, memory by process and the time spent slowed down need
@@ -20,7 +20,7 @@ NVIDIA_SMI_LIMIT_S = 10.0
 """nvidia-smi answers within two seconds, or never if the driver hangs."""
 
 LEAST_BYTES = 16 * 2**20
-"""Least memory of a process on a GPU that it computes on: a context alone has some 100 MiB."""
+"""Least GPU memory of a process that computes on a GPU: a context alone takes some 100 MiB."""
 
 
 def describe_gpus() -> list[dict[str, str]]:
@@ -70,7 +70,7 @@ def driver_states() -> tuple[GpuState, ...]:
 
 
 def unused_by(pid: int, before: Sequence[GpuState], after: Sequence[GpuState]) -> str:
-    """Say that a process computes on no GPU; empty if it may.
+    """Return a message that a process computes on no GPU; empty if it may compute on one.
 
     A container may hide processes or give them other numbers. So the used memory must not have
     changed, either.
@@ -79,7 +79,7 @@ def unused_by(pid: int, before: Sequence[GpuState], after: Sequence[GpuState]) -
     ----------
     pid : int
     before, after : sequence of GpuState
-        Of the same GPUs, before the process could use them and once it has.
+        States of the same GPUs, before and after the process began to use them.
     """
     changes = []
     for one, other in zip(before, after, strict=False):

@@ -102,13 +102,13 @@ class MachineState:
     frequency_mhz : float or None
         Mean frequency of ``cpus`` now.
     temperature_c : float or None
-        Of the hottest sensor of the CPUs.
+        The hottest CPU sensor.
     swapped_bytes : int or None
         Swapped in and out since boot.
     available_memory_bytes : int or None
         Memory available without swapping.
     gpus : tuple of GpuState
-        Those that the run can use; empty unless requested.
+        GPUs that the run can use; empty unless requested.
     missing : tuple of str
         Unavailable sources.
     """
@@ -164,7 +164,7 @@ def snapshot(*, gpu: bool = False, sensors: GpuSensors | None = None) -> Machine
     gpu : bool
         Whether to read the state of GPUs, too, for runs on a GPU; nvidia-smi may take a second.
     sensors : GpuSensors, optional
-        Of the GPU in use, where the driver's tools list none.
+        Sensors of the GPU in use, where the driver's tools list none.
     """
     import psutil
 

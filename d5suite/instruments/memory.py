@@ -14,12 +14,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from d5suite.instruments.background import repeated
 from d5suite.instruments.control_groups import available_memory, memory_limit
 from d5suite.instruments.gpus import free_gpu_memory
 from d5suite.instruments.nvml import used_gpu
@@ -30,7 +30,7 @@ SAMPLING_PERIOD_S = 0.002
 """Period at which the fallback samples; one reading costs 20 µs, 1% of the period."""
 
 GPU_PERIOD_S = 0.02
-"""The same for a GPU: frameworks hold on to their memory, and drivers may answer slowly."""
+"""Sampling period for a GPU: frameworks hold on to their memory, and drivers may answer slowly."""
 
 MEMORY_LIMIT = "D5SUITE_MEMORY_LIMIT"
 """Environment variable: bytes that this process and its children may use together."""
@@ -92,8 +92,8 @@ def peak_memory(
     function : callable
         What to run; must wait for work that it queues on a device.
     device_peak : (reset, read), optional
-        Set a device allocator's peak to the memory in use, and return the peak since in bytes; by
-        default host memory is measured.
+        Functions that set a device allocator's peak to the memory in use, and that return the peak
+        since then in bytes; by default host memory is measured.
     """
     if device_peak is not None:
         reset, read = device_peak
@@ -122,9 +122,9 @@ def watch_peak(
     Returns
     -------
     callable or None
-        Returns the bytes by which the peak since has exceeded the memory now in use, without pages
-        of files that were read in since: the kernel drops those of a process that waits, such as
-        its libraries' code. None where neither the kernel nor a device's allocator tracks a peak.
+        Returns the bytes by which the peak has exceeded the memory in use at the start, less file
+        pages read in since: the kernel may have dropped such pages, as those of libraries' code,
+        while the process waited. None if neither the kernel nor a device's allocator tracks a peak.
     """
     if device_peak is not None:
         reset, read = device_peak
@@ -148,12 +148,12 @@ def gpu_memory(function: Callable[[], T], name: str = "") -> tuple[T, dict[str, 
     function : callable
         What to run; must wait for work that it queues on a device.
     name : str
-        The GPU's, as the framework calls it.
+        The framework's name for the GPU.
 
     Returns
     -------
     result : object
-        The function's.
+        What the function returned.
     memory : dict
         ``peak_bytes`` and ``baseline_bytes`` of what ``of`` says: this process, or the whole GPU
         where the driver does not tell processes apart. Read every `GPU_PERIOD_S` and at the end, so
@@ -199,8 +199,8 @@ class _HeapInfo(ctypes.Structure):
 def free_heap_bytes() -> int:
     """Return the bytes that the C library's allocator holds and nothing uses; 0 if not known.
 
-    Once returned to the system, their pages are not resident. Whoever allocates as much as before,
-    but in other places, makes them resident again.
+    Once returned to the system, their pages are not resident. Allocating as much as before, but in
+    other places, makes them resident again.
     """
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)  # GNU's C library from 2.33
     if mallinfo2 is None:
@@ -246,18 +246,11 @@ def _sampled_peak(function: Callable[[], object]) -> PeakMemory:
 def _sampled(function: Callable[[], object], read: Callable[[], int | None], period_s: float) -> tuple[int, int]:
     """Return the highest reading during a function, and the reading before it."""
     baseline = peak = read() or 0
-    finished = threading.Event()
 
     def look() -> None:
         nonlocal peak
-        while not finished.wait(period_s):
-            peak = max(peak, read() or 0)
+        peak = max(peak, read() or 0)
 
-    watcher = threading.Thread(target=look, name="peak-memory", daemon=True)
-    watcher.start()
-    try:
+    with repeated(look, period_s, "peak-memory"):
         function()
-    finally:
-        finished.set()
-        watcher.join()
-    return max(peak, read() or 0), baseline
+    return peak, baseline

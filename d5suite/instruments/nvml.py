@@ -60,19 +60,19 @@ class GpuState:
     processes : mapping of int to str
         Names of the processes that compute on it, by process id.
     slowdown : int
-        The bit mask of why its clocks are low: `CLOCK_REASONS`.
+        Bit mask of the reasons for low clocks: `CLOCK_REASONS`.
     clock_mhz, memory_clock_mhz : float or None
-        Of its multiprocessors and of its memory.
+        Clocks of the multiprocessors and of the memory.
     temperature_c : float or None
-        Of the chip.
+        Temperature of the chip.
     used_bytes : int or None
-        Of its memory, by all processes and the driver.
+        GPU memory in use by all processes and the driver.
     process_bytes : mapping of int to int
-        Of its memory, by process id.
+        GPU memory in use, by process id.
     limited_s : mapping of str to float
         By one of `POLICIES`: seconds in which it held clocks down, since the driver was loaded.
     problem : str
-        Why it answers nothing at all, such as that it is lost.
+        Why the GPU answers nothing at all, such as that it is lost; empty if it answers.
     refused : mapping of str to str
         By NVML's function: why it gave no answer.
     """
@@ -105,14 +105,14 @@ class Gpu:
     handle : object
         None if NVML gives none.
     number : int
-        Its place in NVML's list.
+        Its index in NVML's list.
 
     Attributes
     ----------
     refused : dict of str to str
         By NVML's function: why it gave no answer.
     parts : list of Gpu
-        Its instances that this run uses; those who compute on others are of no concern.
+        Its instances that this run uses; processes on other instances do not matter.
     """
 
     def __init__(self, api: Any, handle: Any, number: int) -> None:
@@ -166,7 +166,7 @@ class Gpu:
         return None if drawn is None else drawn / 1e3
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """Return used and total memory in bytes."""
+        """Return used and total memory in bytes; None if the driver refuses."""
         found = self.ask("nvmlDeviceGetMemoryInfo")
         return None if found is None else (int(found.used), int(found.total))
 
@@ -256,7 +256,7 @@ def open_gpus() -> Gpus:
 
 
 def used_gpu(name: str = "") -> tuple[Gpu | None, str]:
-    """Return the GPU that CUDA calls device 0; or None, and why it is unknown.
+    """Return the GPU that CUDA calls device 0, or None with the reason why it is unknown.
 
     ``CUDA_VISIBLE_DEVICES`` lists it first, by number or by the beginning of a UUID. NVML numbers
     GPUs in the order of the PCI bus; CUDA does so only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
@@ -264,8 +264,8 @@ def used_gpu(name: str = "") -> tuple[Gpu | None, str]:
     Parameters
     ----------
     name : str
-        As the framework calls it. Where GPUs differ and CUDA orders them, its name decides, if
-        only one GPU has it.
+        The framework's name for the GPU. It decides if GPUs of several models are numbered by CUDA
+        and only one of them has this name.
     """
     gpus = open_gpus()
     if not gpus.found:
@@ -322,14 +322,14 @@ def visible_entries() -> list[str] | None:
 
 
 def visible(entries: Sequence[str] | None, uuids: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return the indices of the GPUs that a run can use; of all GPUs if that is unknown.
+    """Return the indices of the GPUs that a run can use; all indices if that is unknown.
 
     Parameters
     ----------
     entries : sequence of str or None
         Numbers, or beginnings of UUIDs. As in CUDA, the first invalid entry ends the list.
     uuids, names : sequence of str
-        Of all GPUs, in the order of the PCI bus.
+        UUIDs and names of all GPUs, in the order of the PCI bus.
     """
     everything = list(range(len(uuids)))
     if entries is None:

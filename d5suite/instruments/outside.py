@@ -26,8 +26,8 @@ FETCH_S = 3e-4
 """Accepted seconds by which a first fetch may exceed twice the second one; MXNet needs 0.1 ms."""
 
 COPIES = 4
-"""Accepted time for feeding or fetching, in copies to another layout by NumPy: converting a type, a
-layout and, on a GPU, crossing the bus."""
+"""Accepted time for feeding and fetching, in NumPy copies to another layout: both may convert the
+type and the layout and, on a GPU, cross the bus."""
 
 BLOCK = (16, 64, 32, 32)
 """Images, float32, whose copy with channels last measures how fast NumPy copies."""
@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 
 def time_work(action: Callable[[], T], device: str) -> tuple[T, float]:
-    """Call once; return the result and the seconds that the call worked.
+    """Call a function once; return its result and the seconds in which it worked.
 
-    If another program took a CPU from this process meanwhile, these are at most the CPU time of all
-    its threads: a call that waits for its turn does no work. On a GPU the elapsed time counts, for
-    the host may sleep while the device works.
+    If another program took a CPU from this process meanwhile, the seconds are at most the CPU time
+    of all threads of this process: a call that waits for a CPU does no work. On a GPU the elapsed
+    time counts, because the host may sleep while the device works.
     """
     switches, used, start = _lost_turns(), time.process_time(), now()
     result = action()
@@ -62,9 +62,9 @@ class Outside:
     call_s : float
         A timed call.
     outside_s : float
-        Feeding new input and fetching its answer, the shortest.
+        The shortest time to feed new input and fetch its answer.
     copy_s : float
-        Copying as many bytes.
+        Copying as many bytes by NumPy.
     """
 
     call_s: float
@@ -86,7 +86,7 @@ class Fetches:
 
     @property
     def late_s(self) -> float:
-        """Return by how much the first one is too long; 0 if it is not."""
+        """Return the seconds by which the first fetch is too long; 0 if it is not."""
         return max(0.0, self.first_s - LONGER * self.second_s - FETCH_S)
 
 
@@ -107,8 +107,8 @@ def measure_outside(call_s: float, nbytes: int, surround: Callable[[int], float]
     nbytes : int
         Bytes of the input and the answer.
     surround : callable
-        Feeds new input, given a number from 0, calls, and fetches; returns the seconds of feeding
-        and fetching.
+        Feeds new input, given a number from 0, makes the call, and fetches the answer; returns the
+        seconds of feeding and fetching.
     """
     found = Outside(call_s, surround(0), copying_s(nbytes))
     for number in range(1, ROUNDS):

@@ -1,4 +1,4 @@
-"""Whether the machine is quiet: a probe for ``d5suite doctor``, and a look before long runs.
+"""Whether the machine is quiet: a probe for ``d5suite doctor``, and a check before long runs.
 
 Imports the standard library and its neighbours in ``d5suite.instruments``.
 """
@@ -28,7 +28,7 @@ WATCHED_S = 0.5
 
 
 @dataclass(frozen=True)
-class Noise:
+class ProbeResult:
     """Result of the probe.
 
     Attributes
@@ -62,7 +62,7 @@ class Noise:
         return asdict(self)
 
 
-def probe_noise(duration_s: float = 1.0, *, clock: Clock = now) -> Noise:
+def probe_noise(duration_s: float = 1.0, *, clock: Clock = now) -> ProbeResult:
     """Repeat a fixed busy loop in one thread and measure how its time varies.
 
     Parameters
@@ -88,7 +88,7 @@ def probe_noise(duration_s: float = 1.0, *, clock: Clock = now) -> Noise:
     if spread > QUIET_SPREAD:
         causes.append(f"a fixed loop took {spread - 1:.0%} longer than its median in its slowest twentieth")
     verdict = f"noisy: {'; '.join(causes)}" if causes else f"quiet: a fixed loop varied by {spread - 1:.1%}"
-    return Noise(not causes, verdict, spread, median, len(times), found.reasons, found.details)
+    return ProbeResult(not causes, verdict, spread, median, len(times), found.reasons, found.details)
 
 
 def watch(threads: int | None = None, since: MachineState | None = None) -> Disturbance:
@@ -107,7 +107,7 @@ def watch(threads: int | None = None, since: MachineState | None = None) -> Dist
 
 
 def taken_share(found: Disturbance, threads: int, cpus: int) -> float:
-    """Return which share of the CPU time that a run needs is not free for it.
+    """Return the share of the CPU time that a run needs, but that is not available to it.
 
     Parameters
     ----------
@@ -131,12 +131,12 @@ def await_quiet(
 ) -> str:
     """Wait until the machine is quiet; return what still disturbs it after the limit.
 
-    It rests between two looks, so that several runs which wait do not see each other.
+    It sleeps meanwhile, so that several waiting runs do not disturb each other.
 
     Parameters
     ----------
     limit_s : float
-        In seconds; at least one look is taken.
+        Longest wait in seconds; there is at least one check.
     tell : callable, optional
         Receives what is being waited for.
     threads : int, optional

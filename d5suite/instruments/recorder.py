@@ -34,13 +34,13 @@ WORDS = 8
 received, request. Entries and exits use the first two, metrics the first three."""
 
 EVENTS = 1 << 17
-"""Events of a thread that are kept unless the recorder is told otherwise: 8 MiB."""
+"""Events of a thread that are kept by default: 8 MiB."""
 
 MOST_STREAMS = 64
 """Threads that are recorded; events of further ones are dropped and counted."""
 
 ENTER, LEAVE, METRIC = 0, 1, 31
-"""Kinds that the recorder knows itself; `d5suite.traces.events.Kind` has all but the last."""
+"""Kinds that the recorder knows itself; `d5suite.traces.events.EventKind` has all but the last."""
 
 FORMAT = 1
 """Version of the files."""
@@ -57,7 +57,7 @@ def code(kind: int, number: int = 0) -> int:
     ----------
     kind : int
     number : int
-        Of the region or metric, or the code of a collective; -1 where there is none.
+        Number of the region or metric, or code of a collective; -1 where there is none.
     """
     return kind + 1 | (number + 1) << 8
 
@@ -101,7 +101,7 @@ class EventStream:
         self._lost = self.dropped = 0
 
     def enter(self, region: int) -> None:
-        """Record that a region is entered, unless there is no room for that and for its exit."""
+        """Record that a region is entered, unless there is no room for its entry and its exit."""
         at = self._at
         if at >= self._end:
             self._lost += 1
@@ -114,7 +114,7 @@ class EventStream:
         self._end -= WORDS
 
     def leave(self, region: int) -> None:
-        """Record that a region is left; what was entered without room is not."""
+        """Record that a region is left, unless its entry was dropped."""
         if self._lost:
             self._lost -= 1
             self.dropped += 1
@@ -134,11 +134,11 @@ class EventStream:
         Parameters
         ----------
         kind : int
-            `d5suite.traces.events.Kind`.
+            `d5suite.traces.events.EventKind`.
         communicator, peer, tag, sent, received, request : int
             As in `d5suite.traces.events.Events`.
         number : int
-            Of a collective operation: which.
+            For a collective operation: which operation.
         time_ns : int, optional
             By default now.
         """
@@ -186,7 +186,7 @@ class Recorder:
     folder : Path
         Is made if needed. The processes of a run share it.
     process : str
-        Of the process, such as ``rank 0``; also the name of its files.
+        Name of the process, such as ``rank 0``; also the name of its files.
     run : str
         Equal for all processes of a run, and different for other runs.
     host : str
@@ -275,7 +275,7 @@ class Recorder:
             return number
 
     def say_clock(self, at_ns: int, offset_ns: int, error_ns: int) -> None:
-        """Note by how much this process's clock lags behind the one of the first rank.
+        """Note by how much this process's clock lags behind that of rank 0.
 
         Parameters
         ----------
@@ -290,7 +290,7 @@ class Recorder:
             self._say(clock_ns=at_ns, offset_ns=offset_ns, error_ns=error_ns)
 
     def stream(self, name: str | None = None) -> EventStream:
-        """Return the stream of this thread; with a name, a new one, as for another process's spans.
+        """Return this thread's stream; with a name a new one, such as for another process's spans.
 
         Raises
         ------
@@ -367,7 +367,7 @@ class Recorder:
 
 
 def boot() -> str:
-    """Return what identifies this start of this machine; processes with the same share a clock."""
+    """Return the id of this machine's boot, "" if unknown: processes with one id share a clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

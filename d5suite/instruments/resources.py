@@ -1,17 +1,17 @@
 """Samples of what a process uses while it is recorded: CPU, memory, network, disk and GPU.
 
-A thread reads the counters now and then. What the machine does not count is left out.
+A thread reads the counters periodically. What the machine does not count is left out.
 Imports the standard library, its neighbours and, lazily, psutil and pynvml.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from d5suite.instruments.background import repeated
 from d5suite.instruments.nvml import Gpu, used_gpu
 from d5suite.instruments.recorder import Recorder
 
@@ -19,11 +19,11 @@ PERIOD_S = 0.5
 """Seconds between two samples: one takes 0.3 ms, in which the step may have to wait."""
 
 Values = dict[tuple[str, str], float]
-"""By name and unit."""
+"""Figures by name and unit."""
 
 
 @contextmanager
-def sampled(recorder: Recorder, *, gpu: bool = False, period_s: float = PERIOD_S) -> Iterator[None]:
+def sampled(recorder: Recorder, *, gpu: bool = False) -> Iterator[None]:
     """Record samples, as metrics, while the context lasts.
 
     Parameters
@@ -31,10 +31,7 @@ def sampled(recorder: Recorder, *, gpu: bool = False, period_s: float = PERIOD_S
     recorder : Recorder
     gpu : bool
         Whether to sample the GPU that is used, if NVML is there.
-    period_s : float
-        Seconds between two samples.
     """
-    over = threading.Event()
     device = used_gpu()[0] if gpu else None
     counters, stream = Counters(recorder.clock, device), recorder.stream("resources")
 
@@ -42,18 +39,8 @@ def sampled(recorder: Recorder, *, gpu: bool = False, period_s: float = PERIOD_S
         for (name, unit), value in counters.read().items():
             stream.read(recorder.metric(name, unit), value)
 
-    def work() -> None:
-        while not over.wait(period_s):
-            look()
-        look()
-
-    thread = threading.Thread(target=work, daemon=True, name="resources")
-    thread.start()
-    try:
+    with repeated(look, PERIOD_S, "resources"):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 class Counters:

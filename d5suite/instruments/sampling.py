@@ -35,7 +35,7 @@ StopReason = Literal["precision", "time", "rounds"]
 
 KERNEL_SAMPLE_S = 5e-3
 """Least duration of a kernel's sample, so that effects between samples, such as threads going to
-sleep, hardly count: with 0.5 ms a product was reported 2.7% too long, with 5 ms 1% too short."""
+sleep, hardly count: with 0.5 ms a matrix product seemed 2.7% too long, with 5 ms 1% too short."""
 
 KERNEL_MAX_ITERATIONS = 10_000
 """Most calls per sample of a kernel."""
@@ -68,7 +68,7 @@ class Samples:
     confidence : float
         Requested confidence of the interval in `to_dict`.
     device_s : list of float
-        The same samples on the device's own clock, if it was asked.
+        The same samples on the device's own clock; empty if it was not asked.
     """
 
     first_call_s: float
@@ -137,11 +137,11 @@ def sample(
     clock : callable
         Seconds, monotonic.
     calls : int
-        Calls that a step makes: times that are handed over in turns are those of one call.
+        Number of calls that a step makes: times that are handed over in turns are divided by it.
     events : EventLog, optional
-        Receives each call's time on the device; not of samples taken in turns.
+        Receives each call's time on the device; samples taken in turns come without these times.
     flush : callable, optional
-        Makes the L2 cache cold, last before each step, outside the timing, where settings say so.
+        Makes the L2 cache cold, last before each step, outside the timing, if ``settings`` say so.
 
     Returns
     -------
@@ -150,7 +150,7 @@ def sample(
     Raises
     ------
     ConfigurationError
-        If turns end before any sample was taken, or nothing makes the cache cold that is to be.
+        If turns end before any sample was taken, or ``flush`` is missing for a cold L2 cache.
 
     Notes
     -----
@@ -167,20 +167,7 @@ def sample(
             samples_s = _sample_in_turns(call, settings.turns, calls, clock, min(lately[-WARMUP_BLOCK_CALLS:]))
             return Samples(first_call_s, warmup_s, samples_s, steady, "rounds", settings.confidence)
         samples_s = []
-        end = clock() + settings.max_time_s
-        last, next_check = last_start(clock), settings.min_rounds
-        stopped_by: StopReason | None = None
-        while stopped_by is None:
-            samples_s.append(call())
-            count = len(samples_s)
-            if count < settings.min_rounds and clock() < last:
-                continue
-            if count >= next_check:
-                next_check = int(count * CHECK_GROWTH) + 1
-                if relative_half_width(samples_s, settings.confidence) <= settings.relative_precision:
-                    stopped_by = "precision"
-            if stopped_by is None:
-                stopped_by = _out_of_budget(count, settings, clock() >= min(end, last))
+        stopped_by = _take(lambda: samples_s.append(call()), lambda: [samples_s], settings, settings.max_time_s, clock)
     return Samples(
         first_call_s,
         warmup_s,
@@ -215,15 +202,16 @@ def sample_kernel(
     call, arguments
         The kernel is ``call(*arguments)``.
     synchronize : callable
-        Returns when all calls are done; takes the last one's result, or nothing if none is pending.
+        Returns when all calls are done; takes the last call's result, or nothing if none is
+        pending.
     settings, clock, events, flush
-        As in `sample`. With a cold cache a sample is of one call: the next one would find it warm.
+        As in `sample`. With a cold cache a sample is one call: the next would find the cache warm.
     others : sequence of tuple
         Further arguments, with which samples take turns.
     keep : callable, optional
-        Receives the number of the arguments and the result of the last sample's last call; then
-        those of one more sample, which is not timed, with each of the others. It takes what it
-        needs at once: a later call may overwrite it.
+        Receives the index of the arguments and the result of the last sample's last call; then the
+        same of one more, untimed sample for each of the other arguments. It must copy what it needs
+        at once: a later call may overwrite the result.
 
     Returns
     -------
@@ -257,7 +245,7 @@ def sample_kernel(
     def wait() -> None:
         synchronize(*last)
         if last and keep is not None:
-            result[:] = last  # frees the one before, as clearing would
+            result[:] = last  # frees the previous result, as clearing would
         last.clear()
 
     iterations = 1
@@ -299,7 +287,6 @@ def sample_alternating(
     *,
     before_sample: Mapping[str, Callable[[], None]] | None = None,
     clock: Clock = now,
-    seed: int = 0,
 ) -> dict[str, Samples]:
     """Time several steps in turn, so that disturbances affect them alike; for ratios.
 
@@ -318,14 +305,12 @@ def sample_alternating(
         As in `sample`, by name; not every step needs one.
     clock : callable
         Seconds, monotonic.
-    seed : int
-        Of the order within the rounds.
 
     Raises
     ------
     ConfigurationError
-        If the names differ, there is no step, samples are to be taken in turn with another
-        worker's, too, or the L2 cache is to be cold.
+        If the names differ, there is no step, or the settings ask for turns with another worker or
+        for a cold L2 cache.
     """
     if isinstance(settings, InTurns):
         raise ConfigurationError("a comparison step cannot take turns")
@@ -338,33 +323,24 @@ def sample_alternating(
     before = before_sample or {}
     calls = {name: _timed_call(steps[name], synchronizers[name], before.get(name), clock) for name in steps}
     order = list(steps)
-    shuffle = random.Random(seed).shuffle
+    shuffle = random.Random(0).shuffle
     times: dict[str, list[float]] = {name: [] for name in steps}
     reference = order[0]
     with quiet_interpreter(settings):
         first = {name: calls[name]() for name in order}
         _collect_before_warming_up()
         warm = {name: warm_up(calls[name], settings) for name in order}
-        end = clock() + settings.max_time_s * len(steps)
-        last, next_check = last_start(clock), settings.min_rounds
-        stopped_by: StopReason | None = None
-        while stopped_by is None:
+
+        def take() -> None:
             shuffle(order)
             for name in order:
                 times[name].append(calls[name]())
-            count = len(times[reference])
-            if count < settings.min_rounds and clock() < last:
-                continue
-            if count >= next_check:
-                next_check = int(count * CHECK_GROWTH) + 1
-                ratios = [ratios_of(times[name], times[reference]) for name in times if name != reference]
-                if all(
-                    relative_half_width(series, settings.confidence) <= settings.relative_precision
-                    for series in ratios or [times[reference]]
-                ):
-                    stopped_by = "precision"
-            if stopped_by is None:
-                stopped_by = _out_of_budget(count, settings, clock() >= min(end, last))
+
+        def series() -> list[list[float]]:
+            others = [ratios_of(times[name], times[reference]) for name in times if name != reference]
+            return others or [times[reference]]
+
+        stopped_by = _take(take, series, settings, settings.max_time_s * len(steps), clock)
     return {
         name: Samples(
             first[name],
@@ -376,6 +352,32 @@ def sample_alternating(
         )
         for name in steps
     }
+
+
+def _take(
+    take: Callable[[], object],
+    series: Callable[[], Sequence[Sequence[float]]],
+    settings: SamplingSettings,
+    max_time_s: float,
+    clock: Clock,
+) -> StopReason:
+    """Take samples until all series are precise enough, or the budget is spent; return why."""
+    end = clock() + max_time_s
+    last, next_check = last_start(clock), settings.min_rounds
+    count = 0
+    while True:
+        take()
+        count += 1
+        if count < settings.min_rounds and clock() < last:
+            continue
+        if count >= next_check:
+            next_check = int(count * CHECK_GROWTH) + 1
+            if all(relative_half_width(each, settings.confidence) <= settings.relative_precision for each in series()):
+                return "precision"
+        if count >= settings.max_rounds:
+            return "rounds"
+        if clock() >= min(end, last):
+            return "time"
 
 
 def _sample_in_turns(call: Callable[[], float], turns: Turns, calls: int, clock: Clock, sample_s: float) -> list[float]:
@@ -425,19 +427,14 @@ def _timed_call(
         if before_sample is not None:
             before_sample()
         synchronize()
+        if events is not None:
+            return events.call(step, synchronize, clock)
         start = clock()
         step()
         synchronize()
         return clock() - start
 
-    def call_between_events() -> float:
-        assert events is not None
-        if before_sample is not None:
-            before_sample()
-        synchronize()
-        return events.call(step, synchronize, clock)
-
-    return call if events is None else call_between_events
+    return call
 
 
 @contextmanager
@@ -464,9 +461,10 @@ def _collect_before_warming_up() -> None:
 
 
 def last_start(clock: Clock) -> float:
-    """Return when the last sample may start, by the clock, to be proved within the time limit.
+    """Return when the last sample may start, by the clock, to leave time for the proof.
 
-    The limit is in the environment (`TIME_LIMIT`), and counts from the start of this process.
+    The time limit is in the environment (`TIME_LIMIT`), and counts from the start of this process.
+    Infinite without a limit.
     """
     limit = os.environ.get(TIME_LIMIT)
     if not limit:
@@ -474,9 +472,3 @@ def last_start(clock: Clock) -> float:
     import psutil
 
     return clock() + SHARE_OF_LIMIT * float(limit) - (time.time() - psutil.Process().create_time())
-
-
-def _out_of_budget(count: int, settings: SamplingSettings, time_is_up: bool) -> StopReason | None:
-    if count >= settings.max_rounds:
-        return "rounds"
-    return "time" if time_is_up else None

@@ -19,9 +19,8 @@ SHARE_OF_LIMIT = 0.75
 that a result is saved."""
 
 ALONE, BESIDE = "alone", "beside"
-"""How a worker runs: alone on the machine, as everything that is measured must be, the first call
-and the peak memory included; or beside other workers, while it imports its framework and while it
-proves."""
+"""How a worker runs: alone on the machine while anything is measured, the first call and the peak
+memory included; or beside other workers, while it imports its framework and while it proves."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,13 @@ class SamplingSettings:
     relative_precision : float
         Stop when both ends of the median's interval are within this fraction of the median.
     confidence : float
-        Of that interval, in (0, 1).
+        Confidence of that interval, in (0, 1).
     warmup : {"auto", "on", "off"}
         See above.
     warmup_iterations : int
         Most warm-up calls after the first call.
     l2_cold : bool
-        Whether the device's L2 cache is made cold before each sample, which is then of one call.
+        Whether to make the device's L2 cache cold before each sample, which is then one call.
 
     Raises
     ------
@@ -128,7 +127,7 @@ class SamplingSettings:
 
 
 class Turn(NamedTuple):
-    """Number of samples to take, and whether to warm up with calls that do not count."""
+    """Number of samples to take, and whether to begin with calls that do not count."""
 
     samples: int
     wakes: bool = True
@@ -138,7 +137,7 @@ class Turns(Protocol):
     """Source of turns, for workers that take samples in turn."""
 
     def wait(self, sample_s: float) -> Turn | None:
-        """Wait for this worker's turn; None at the end. A sample has lately taken sample_s."""
+        """Wait for this worker's turn; None at the end. A sample lately took ``sample_s``."""
 
     def give(self, samples_s: list[float], took_s: float) -> None:
         """Hand over the samples of one turn, in seconds, and how long they took in all."""
@@ -151,13 +150,13 @@ class InTurns(SamplingSettings):
     Parameters
     ----------
     turns : Turns
-        It decides how many samples are taken, and not ``min_rounds``, ``max_time_s`` and
+        They decide how many samples are taken, instead of ``min_rounds``, ``max_time_s`` and
         ``relative_precision``.
 
     Raises
     ------
     ConfigurationError
-        If it is missing.
+        If ``turns`` is missing.
     """
 
     turns: Turns | None = None

@@ -52,8 +52,8 @@ _confined: list[int] = []
 def allowed_cpus() -> list[int]:
     """List the logical CPUs this process may use, ascending; all if the system has no affinity.
 
-    After `set_affinity` these are its CPUs, though a library binds this thread to some of them, as
-    OpenMP's does with ``OMP_PROC_BIND``.
+    After `set_affinity` these are the CPUs it set, even if a library binds this thread to some of
+    them, as OpenMP does with ``OMP_PROC_BIND``.
     """
     if hasattr(os, "sched_getaffinity"):
         own = sorted(os.sched_getaffinity(0))
@@ -129,7 +129,7 @@ def share_cpus(threads: int, ranks: int, rank: int, allowed: Iterable[int] | Non
 
 
 def set_affinity(threads: int, notes: list[str] | None = None, cpus: list[int] | None = None) -> list[int]:
-    """Confine all threads of this process to the CPUs of `choose_cpus`, or others.
+    """Confine all threads of this process to the CPUs of `choose_cpus`, or to given ones.
 
     Parameters
     ----------
@@ -138,6 +138,7 @@ def set_affinity(threads: int, notes: list[str] | None = None, cpus: list[int] |
     notes : list of str, optional
         Receives a sentence for each shortfall, to be recorded with the result.
     cpus : list of int, optional
+        By default those of `choose_cpus`.
 
     Returns
     -------
@@ -178,7 +179,7 @@ def _other_threads() -> list[int]:
 
 
 def _core_of(cpu: int) -> tuple[int, int]:
-    """Return (package, core) of a logical CPU; by default a core of its own."""
+    """Return (package, core) of a logical CPU; where unknown, each CPU is its own core."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         return int((topology / "physical_package_id").read_text()), int((topology / "core_id").read_text())

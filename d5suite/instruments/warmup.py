@@ -22,7 +22,7 @@ WARMUP_BLOCK_MAX_CALLS = 1000
 """Most calls in a block; more add nothing to its median."""
 
 WARMUP_TIME_FACTOR = 3.0
-"""Limit of automatic warm-up, times ``max_time_s``: early samples cost more than waiting."""
+"""Limit of automatic warm-up, in ``max_time_s``: sampling too early costs more than waiting."""
 
 WARMUP_FREE_CALLS = 3
 """This many of the slowest calls do not count towards the time: compilation may happen more than
@@ -67,7 +67,7 @@ class _Block:
 
 
 def warm_up(call: Callable[[], float], settings: SamplingSettings) -> tuple[list[float], bool]:
-    """Call until times are steady or the budget is spent; return times and steadiness.
+    """Call until times are steady or the budget is spent; return times and whether steady.
 
     Without warm-up calls the samples alone decide whether the state was steady.
     """

@@ -1,4 +1,4 @@
-"""The files between processes: what a worker has to do (`Job`) and what it found (`Result`).
+"""The files between processes: the work of a worker (`Job`), and what it measured (`Result`).
 
 The session and the worker both import this package. It imports the standard library, jsonschema
 (late), `d5suite.errors` and `d5suite.files`.

@@ -1,9 +1,9 @@
 """A job: one worker's measurements, as names and numbers.
 
 A job holds no code, but may name Python files that the worker imports: files that define a
-measurement or a pass, or describe a custom operator. The job states their SHA-256, and the worker
-runs no other content. So trust a job from elsewhere as far as the files that it names. A job writes
-only into its own folder.
+measurement or a pass, or describe a custom operator. The job states the files' SHA-256, and the
+worker runs no other content. So trust a job from elsewhere as far as you trust the files that it
+names. A job writes only into its own folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CaseJob:
     files : dict of str to str
         By measurement: the Python file that defines it, if d5suite does not.
     reference : str or None
-        Where reference answers are shared between backends (HDF5).
+        File of reference answers, which backends share (HDF5).
     """
 
     name: str
@@ -65,7 +65,7 @@ class CaseJob:
         return list(self.files.values())
 
     def with_places(self, change: Callable[[str], str]) -> CaseJob:
-        """Return the case with changed paths of the files that jobs of a session share."""
+        """Return the case with changed paths to the files that jobs of a session share."""
         return replace(self, reference=self.reference and change(self.reference))
 
     def alone(self) -> CaseJob:
@@ -96,21 +96,21 @@ class NetworkCase(CaseJob):
     network : dict
         ``zoo`` (a name) or ``onnx`` (a path), with ``classes``, ``image_size`` in pixels,
         ``label_smoothing`` and ``several_labels`` (per image, verified or unknown); or ``given``
-        (the path of a user's network), with ``shapes`` of its inputs, and what the user gives them:
-        ``inputs`` (values and ranges) and ``sample`` (a path).
+        (the path of a user's network), with the inputs' ``shapes``, and the contents that the user
+        gives them: ``inputs`` (values and ranges) and ``sample`` (a path).
     dataset : dict
         ``kind`` and ``root``.
     batch_size : int
         Images.
     optimizer : dict
-        As `d5suite.optimizers.settings.Optimizer.to_dict` writes it.
+        Settings, as `d5suite.optimizers.settings.Optimizer.to_dict` writes them.
     validation_steps : int
         Training steps over which backends must agree.
     training : dict
         Settings of a run to a target, as `d5suite.cases.recipe.Training.to_dict` writes them; empty
-        without one.
+        without such a run.
     peers : list of str
-        Float64 trajectory files to agree with; those that do not exist are left out.
+        Float64 trajectory files to agree with; files that do not exist are left out.
     trajectory : str or None
         Where to write this backend's float64 trajectory.
     """
@@ -144,7 +144,7 @@ class NetworkCase(CaseJob):
         return replace(self, trajectory=None)
 
     def divided(self, ranks: int) -> NetworkCase:
-        """See `CaseJob.divided`. Batches of another size share no proof, hence `alone`."""
+        """See `CaseJob.divided`. Proofs are not shared between batch sizes, hence `alone`."""
         batch, left = divmod(self.batch_size, ranks)
         if left or not batch:
             raise ConfigurationError(
@@ -161,7 +161,7 @@ class OperationCase(CaseJob):
     Attributes
     ----------
     operation : dict
-        As `d5suite.network.operation.Operation.to_dict` writes it.
+        The node, as `d5suite.network.operation.Operation.to_dict` writes it.
     """
 
     operation: dict[str, Any] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class CollectiveCase(CaseJob):
     collective : str
         A key of `d5suite.distributed.calls.CALLS`.
     sizes : list of int
-        Bytes, ascending.
+        Sizes in bytes, ascending.
     """
 
     collective: str = ""
@@ -194,21 +194,21 @@ class CollectiveCase(CaseJob):
 
 @dataclass(frozen=True)
 class WorkflowCase(CaseJob):
-    """Programs that run side by side, and what joins them.
+    """Programs that run side by side, and the couplings that join them.
 
     Attributes
     ----------
     components : list of dict
-        ``name``, ``program``, ``file`` (the Python file that defines it, or null), ``ranks`` (null:
-        all that the others leave) and ``options``.
+        ``name``, ``program``, ``file`` (the Python file that defines the program, or null),
+        ``ranks`` (null: all ranks that the others leave) and ``options``.
     couplings : list of dict
-        As `d5suite.workflows.ports.Joint`.
+        Fields of `d5suite.workflows.ports.Joint`.
     steps : int
-        Of every component, in a run.
+        Number of steps of every component, in a run.
     placement : {"packed", "interleaved"}
         Whether a component's ranks follow each other.
     checkpoint_every : int
-        Steps between checkpoints from which a restart is proved; 0 for none.
+        Steps between checkpoints, from which a restart is proved; 0 for no checkpoints.
     """
 
     components: list[dict[str, Any]] = field(default_factory=list)
@@ -220,7 +220,7 @@ class WorkflowCase(CaseJob):
     kind: ClassVar[str] = "workflow"
 
     def imports(self) -> list[str]:
-        """See `CaseJob.imports`; the executables of users' programs, too."""
+        """See `CaseJob.imports`; includes the executables of users' programs."""
         own = [each["file"] for each in self.components if each.get("file")]
         own += [each["options"]["executable"] for each in self.components if each["options"].get("executable")]
         return [*super().imports(), *own]
@@ -239,8 +239,8 @@ class Distributed:
     Attributes
     ----------
     scheme : str
-        A key of `d5suite.distributed.schemes.SCHEMES`, or of a backend's ``schemes``; empty for
-        collectives, which train nothing.
+        A key of `d5suite.distributed.schemes.SCHEMES` or of a backend's ``schemes``; empty for
+        collectives, which do not train.
     settings : dict
         Settings of the scheme.
     communicator : str
@@ -248,14 +248,14 @@ class Distributed:
     algorithm : str
         Algorithm of the collectives: a key of `d5suite.distributed.algorithms.ALGORITHMS`.
     launcher : {"none", "process", "mpi"}
-        What starts the ranks; none if there is only one.
+        Launcher that starts the ranks; ``none`` for a single rank.
     oversubscribe : bool
         Whether ranks may share cores and GPUs.
     native : bool
         Whether the scheme is the framework's own; the communicator is then only used for decisions
         that all ranks must take alike.
     interface : str
-        The network interface that transports use; empty: each chooses.
+        The network interface that transports use; empty to let the transport choose.
     """
 
     scheme: str = "all_reduce"
@@ -269,7 +269,7 @@ class Distributed:
 
 
 class Ranks(NamedTuple):
-    """Ranks that train together: their number, and how."""
+    """Ranks that train together: the number of ranks, and the settings."""
 
     size: int
     distributed: Distributed
@@ -287,7 +287,7 @@ class Ranks(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """Cases on one backend; ``job.json`` is its schema.
+    """Cases on one backend; the schema is ``job.json``.
 
     Attributes
     ----------
@@ -295,18 +295,19 @@ class Job:
         ``name`` and ``mode``.
     device, precision : str
     threads, seed, loader_workers, ranks : int
-        The threads are shared by all ranks.
+        ``threads`` is the number for all ranks together.
     cases : list of CaseJob
     passes : list of str
-        Names of the passes over each prepared step; ``time`` is one of them.
+        Names of the passes over each prepared step, always with ``time``.
     pass_files : dict of str to str
         By pass: the Python file that defines it, if d5suite does not.
     references_only : bool
-        Compute the reference answers of operations, which needs no backend, and measure nothing.
+        Whether only reference answers of operations are computed, which needs no backend; nothing
+        is measured.
     digests : dict of str to str
         By Python file that the worker imports: the SHA-256, which `save` adds.
     distributed : Distributed or None
-        How the ranks train together, at level 3.
+        Settings with which the ranks train together, at level 3.
     """
 
     backend: dict[str, str]
@@ -346,7 +347,7 @@ class Job:
         Raises
         ------
         JobError
-            If a file is missing, or its SHA-256 is not the one that the job states.
+            If a file is missing, or its SHA-256 differs from the SHA-256 in the job.
         """
         for file in self.imports():
             found = _sha256(file)
@@ -379,8 +380,8 @@ class Job:
         Raises
         ------
         JobError
-            If it cannot be read or does not fit the schema; every fault is named. If it would write
-            outside of its own folder.
+            If the file cannot be read or does not fit the schema; every fault is named. If the job
+            would write outside of its own folder.
         """
         content = schema.read(path, "job.json", "job")
         content.pop("schema")
@@ -410,7 +411,7 @@ def is_plain_name(name: object) -> bool:
 
 
 def _with_places(job: Job, change: Callable[[str], str]) -> Job:
-    """Return the job with changed paths of the files that jobs of a session share."""
+    """Return the job with changed paths to the files that jobs of a session share."""
     return replace(job, cases=[case.with_places(change) for case in job.cases])
 
 
@@ -451,7 +452,7 @@ def log_path(job_path: Path) -> Path:
 
 
 def reason_path(job_path: Path) -> Path:
-    """Return the file that says why a job run elsewhere lacks results: ``name.reason``."""
+    """Return the file with the reason why a job run elsewhere lacks results: ``name.reason``."""
     return job_path.with_name(f"{_stem(job_path)}.reason")
 
 
@@ -479,7 +480,7 @@ def of_rank(path: Path, rank: int) -> Path:
 
 
 def stem_of(result: Path, rank: int = 0) -> Path:
-    """Return ``name``, where the files of a job begin, given the result file of a rank."""
+    """Return ``name``, with which a job's file names begin, given the result file of a rank."""
     return result.with_name(result.name.removesuffix(".result.json").removesuffix(f".rank{rank}" if rank else ""))
 
 

@@ -1,4 +1,4 @@
-"""Which component of a workflow a rank belongs to. Imports `d5suite.errors`."""
+"""The component of a workflow that a rank belongs to. Imports `d5suite.errors`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from d5suite.errors import ConfigurationError
 
 
 def placed(components: Sequence[Mapping[str, Any]], size: int, *, interleaved: bool = False) -> dict[str, list[int]]:
-    """Return the ranks of each component, in the job.
+    """Return the job's ranks by component.
 
     Parameters
     ----------
     components : sequence of mapping
-        With ``name`` and ``ranks``; None for all that the others leave.
+        Components with ``name`` and ``ranks``; None for all ranks that the others leave.
     size : int
-        Ranks of the job.
+        Number of ranks of the job.
     interleaved : bool
-        Whether components take turns in the order of ranks, instead of one after the other.
+        Whether components take turns in the order of ranks, instead of following each other.
 
     Raises
     ------
     ConfigurationError
-        If they do not need just so many ranks.
+        If the components do not fit this number of ranks.
     """
     fixed = sum(each["ranks"] or 0 for each in components)
     open_ones = [each for each in components if each["ranks"] is None]
@@ -46,6 +46,6 @@ def placed(components: Sequence[Mapping[str, Any]], size: int, *, interleaved: b
 
 
 def rank_named(rank: int, ranks: int, places: Mapping[str, Sequence[int]]) -> str:
-    """Return such as ``rank 1 of 2``, with the rank's component if it has one."""
+    """Return a text such as ``rank 1 of 2``, with the rank's component, if any."""
     component = next((f" ({name})" for name, own in places.items() if rank in own), "")
     return f"rank {rank} of {ranks}{component}"

@@ -1,4 +1,4 @@
-"""A result: what a worker has found so far; the file is replaced whenever something is added."""
+"""A result: all that a worker has measured so far; the file is replaced after every addition."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Measured:
     macs : int or None
         Multiply-accumulates of one forward pass of the batch; None where no network runs.
     series : dict of str to list of float
-        Further per-sample or per-step series.
+        Further series with a value per sample or per step.
     extra : dict
         The measurement's own part of the record.
     passes : dict of str to dict
-        By pass: its part, or ``missing`` with the reason. ``time`` holds the ``samples``, and
-        whether the ``machine`` was ``disturbed``, with ``reasons``.
+        By pass: the part that the pass recorded, or ``missing`` with the reason. The part ``time``
+        holds the ``samples``, and whether the ``machine`` was ``disturbed``, with ``reasons``.
     """
 
     level: int
@@ -81,31 +81,31 @@ class Measured:
 
 @dataclass
 class Result:
-    """What a worker has found so far; ``result.json`` is its schema.
+    """All that a worker has measured so far; the schema is ``result.json``.
 
     Attributes
     ----------
     status : {"running", "done", "failed"}
-        ``failed``: nothing could run, and ``error`` says why.
+        ``failed``: nothing could run, and ``error`` has the reason.
     phase : str
         What the worker is doing, for people to read.
     measurement : str or None
         The key of the measurement that the worker is busy with.
     backend, device, threads, environment : dict
-        What ran, and on which machine.
+        The software that ran, and the machine.
     ceilings : dict of str to float or None
         FLOP/s of a large matrix product and bytes/s of a large copy; only for operations. None if
-        its answer was not right.
+        an answer was wrong.
     facts : dict of str to dict
-        By case: facts common to all its measurements, such as the dataset's digest.
+        By case: facts common to all measurements of the case, such as the dataset's digest.
     validation : dict of str to dict
-        By key: the checks made so far, also of a measurement that failed.
+        By key: the checks made so far, even if the measurement failed.
     measurements : dict of str to Measured
-        By key.
+        Results by key.
     references : dict of str to str
-        By key: which backend's gradient the reference holds; only with `Job.references_only`.
+        By key: the backend whose gradient the reference holds; only with `Job.references_only`.
     failures : dict of str to Failure
-        By key.
+        Failures by key.
     kept : dict of str to dict
         By key: partial results that survive a failure.
     error : Failure or None
@@ -138,7 +138,7 @@ class Result:
         Raises
         ------
         JobError
-            If it cannot be read or does not fit the schema; every fault is named.
+            If the file cannot be read or does not fit the schema; every fault is named.
         """
         content = schema.read(path, "result.json", "result")
         content.pop("schema")
@@ -150,16 +150,16 @@ class Result:
 
 
 def failures_of_ranks(path: Path, ranks: int, first: str) -> dict[str, str]:
-    """Return the failures of a job's ranks by measurement, each with the rank's number.
+    """Return the failures of a job's ranks by measurement, with the number of the failed rank.
 
-    Rank 0 notes failed measurements in the job's own result. This also tells what ended it without:
-    an error of another rank, or of any before its first measurement. The earliest failure is the
-    cause of the others.
+    Rank 0 notes failed measurements in the job's own result. The failures returned here also
+    include errors of other ranks, and errors before the first measurement. The earliest failure is
+    the cause of the others.
 
     Parameters
     ----------
     path : Path
-        The job's result file; those of its ranks are in the same folder.
+        The job's result file; the result files of the ranks are in the same folder.
     ranks : int
         Number of ranks.
     first : str

@@ -20,7 +20,7 @@ def _validator(name: str) -> Any:
 
 
 def read(path: Path, schema: str, what: str) -> dict[str, Any]:
-    """Read a JSON file that fits a schema.
+    """Read a JSON file, and check that it fits a schema.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def read(path: Path, schema: str, what: str) -> dict[str, Any]:
     Raises
     ------
     JobError
-        If it cannot be read or does not fit; every fault is named.
+        If the file cannot be read or does not fit; every fault is named.
     """
     content = read_json(path)
     faults = [

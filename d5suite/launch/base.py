@@ -86,11 +86,11 @@ class Outcome:
     Attributes
     ----------
     ok : bool
-        Whether it exited with status 0, 1 or 2 by itself; the result file has the details.
+        Whether the worker exited with status 0, 1 or 2 by itself; the result file has the details.
     reason : str
-        How it ended, in one sentence.
+        How the worker ended, in one sentence.
     tail : str
-        The last lines of its output.
+        The last lines of the worker's output.
     interrupt : BaseException or None
         Exception that ended the wait, such as `KeyboardInterrupt`. Raise it again once the worker's
         results are saved.
@@ -98,7 +98,7 @@ class Outcome:
         The rank whose failure ended a job of several ranks. Its own result file names the
         measurement that failed.
     exceeded_bytes : int or None
-        The memory limit for which the worker was killed, if it was.
+        The memory limit that the worker exceeded; None unless it was killed for this.
     """
 
     ok: bool
@@ -117,7 +117,7 @@ def interpreter(backend: str, configured: Mapping[str, str]) -> str | None:
     Raises
     ------
     ConfigurationError
-        If it is not an executable file.
+        If the interpreter is not an executable file.
     """
     variable = f"D5SUITE_PYTHON_{backend.upper().replace('-', '_')}"
     chosen = os.environ.get(variable) or configured.get(backend)
@@ -145,11 +145,17 @@ def worker_environment(job: Job, launch: Launch) -> dict[str, str]:
     return {**environment, **launch.environment}
 
 
+def text_of(log: Path) -> str:
+    """Return a log's text, or an empty string if there is no log."""
+    try:
+        return log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def tail_of(log: Path) -> str:
     """Return the last lines of a log, or an empty string if there is no log."""
-    if not log.exists():
-        return ""
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:])
+    return "\n".join(text_of(log).splitlines()[-TAIL_LINES:])
 
 
 def describe_exit(code: int) -> str:

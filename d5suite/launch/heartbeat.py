@@ -27,11 +27,11 @@ STALLED_S = 6.0
 """Seconds without a heartbeat, or without work while the others wait, after which a rank hangs."""
 
 LONG_S = 60.0
-"""The same where it may lawfully take long: shared file systems show heartbeats of another host
+"""The same where a long wait may be legitimate: shared file systems show heartbeats of another host
 late, and all ranks may be in one long collective."""
 
 PATIENCE = 20
-"""A step hangs that takes 20 s, and 20 times as long as any before, while all others wait."""
+"""A step hangs if it takes 20 s and 20 times as long as any step before, while other ranks wait."""
 
 LEAST_CPU_S, COMPUTES = 0.05, 0.5
 """CPU time of the main thread, and busy fraction of another thread, that count as work. A thread
@@ -54,12 +54,12 @@ class Heartbeat:
     steps : int
         Number of steps made while all ranks step together; 0 at other times.
     step_s, longest_s : float
-        Seconds of the current step, and of the longest one before.
+        Seconds of the current step, and of the longest step before.
     waits : bool
         Whether the rank is inside a call of its communicator, or has ended.
     inside : bool
         Whether the rank is inside a call in which the framework itself connects the ranks, such as
-        a framework's own step. Nobody knows whether it waits or computes there.
+        a framework's own step. Whether it waits or computes there is unknown.
     entered : int
         Number of such calls that the rank has entered; 0 with d5suite's schemes.
     same_s, idle_s : float
@@ -259,14 +259,14 @@ class HangDetector:
         self._looked: float | None = None
 
     def check(self, heartbeats: Sequence[Heartbeat | None], now: float) -> FailedRank | None:
-        """Return a rank that hangs, given the ranks' last heartbeats.
+        """Return a rank that hangs, given the ranks' last heartbeats; None if no rank hangs.
 
         A rank hangs if it sends no heartbeats, or if it does not wait and has done no work for
         `STALLED_S`, or has been in one step for far too long, while each of the others waits or
         does no work either. A rank inside a framework's own step counts as waiting for one that has
         not entered the step.
         """
-        # A pause of this process, or of the whole machine, is no silence of the ranks.
+        # A pause of this process, or of the whole machine, does not count as silence of the ranks.
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * PERIOD_S)
         self._looked = now
         for rank, each in enumerate(heartbeats):
@@ -279,7 +279,7 @@ class HangDetector:
                 stopped = ", stopped by a signal" if here and is_running(each.pid, "T") else ""
                 return FailedRank(rank, f"hung (no heartbeat for {silent_s:.0f} s{stopped}) and was killed", hung=True)
         if None in heartbeats or max(self._silent_s) >= STALLED_S / 2:
-            return None  # what a silent rank said last may be wrong by now
+            return None  # a silent rank's last heartbeat may be out of date
         return _hanging([each for each in heartbeats if each is not None])
 
     def _lives(self, rank: int, heartbeat: Heartbeat, here: bool) -> bool:
@@ -293,11 +293,11 @@ class HangDetector:
 
 
 def _hanging(ranks: Sequence[Heartbeat]) -> FailedRank | None:
-    """Return a rank that hangs, given heartbeats of now."""
+    """Return a rank that hangs, given current heartbeats; None if no rank hangs."""
     quiet, busy = [each.is_quiet for each in ranks], [rank for rank, each in enumerate(ranks) if each.computes]
     stuck = [rank for rank, each in enumerate(ranks) if not each.in_call]
     if all(quiet) and stuck:
-        # Others may have left one more step, and wait for its end.
+        # Ranks that have entered one more step may have left it already, and wait for its end.
         rank = min(stuck, key=lambda rank: (ranks[rank].entered, rank))
         return FailedRank(rank, f"hung (no work for {ranks[rank].idle_s:.0f} s) and was killed", hung=True)
     if len(busy) == 1 and all(quiet[rank] for rank in range(len(ranks)) if rank not in busy):

@@ -1,7 +1,7 @@
-"""Processes that a worker leaves behind, in whatever session or process group, are found and ended.
+"""Find and end the processes that a worker leaves behind, in whatever session or process group.
 
-Every worker's environment has a mark of its own, which what it starts inherits, as Jenkins does
-(wiki: ProcessTreeKiller). A process group would not do: a daemon makes one of its own.
+Every worker's environment holds a unique mark, which all child processes inherit, as in Jenkins
+(wiki: ProcessTreeKiller). A process group would not suffice: a daemon makes a new group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def end_marked(mark: str, groups: Collection[int] = ()) -> list[str]:
     Returns
     -------
     list of str
-        Their numbers and commands; empty without Linux's proc(5).
+        The killed processes' numbers and commands; empty without Linux's proc(5).
     """
     ended: dict[int, str] = {}
     while found := {pid: name for pid, name in _marked(mark, groups) if pid not in ended}:  # may have forked

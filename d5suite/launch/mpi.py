@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError
+from d5suite.launch.base import text_of
 
 _TEMPORARY = "D5SUITE_TMPDIR"
 """Environment variable with the user's TMPDIR."""
@@ -44,7 +45,7 @@ def mpiexec(ranks: int, *, python: str | None = None, oversubscribe: bool = Fals
 
 
 def find_mpiexec(python: str | None = None) -> str | None:
-    """Return the path of mpiexec, or None."""
+    """Return the path of mpiexec; None if it is not installed."""
     beside = Path(python or sys.executable).parent / "mpiexec"
     return shutil.which(os.environ.get("D5SUITE_MPIEXEC") or beside) or shutil.which("mpiexec")
 
@@ -72,5 +73,5 @@ def restore_environment() -> None:
 
 def rank_that_died(log: Path) -> tuple[int, int] | None:
     """Return a rank that a signal killed, and the signal, according to mpiexec's log."""
-    found = DIED.search(" ".join(log.read_text(encoding="utf-8", errors="replace").split()))
+    found = DIED.search(" ".join(text_of(log).split()))
     return (int(found[1]), int(found[2])) if found else None

@@ -102,7 +102,7 @@ class RankSupervisor(Supervisor):
         return self._failed.how if self._failed is not None else None
 
     def _awaited(self) -> int:
-        """Return the rank that the others wait for, or 0."""
+        """Return the rank that the others wait for: the first one that does not wait, else 0."""
         waits = [each is not None and each.in_call for each in self._heartbeats]
         return waits.index(False) if False in waits else 0
 
@@ -171,10 +171,10 @@ def describe_failed(
     Parameters
     ----------
     result : Path
-        The job's result file; those of its ranks are in the same folder.
+        The job's result file; the ranks' result files are in the same folder.
     failed : FailedRank
     heartbeats : sequence of Heartbeat or None
-        The last ones of all ranks.
+        The last heartbeat of every rank.
     places : mapping of str to sequence of int
         By component of a workflow: its ranks.
     """

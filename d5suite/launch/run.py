@@ -11,7 +11,7 @@ from d5suite.launch.supervisor import Supervisor
 
 
 def start_job(job: Job, path: Path, launch: Launch) -> Supervisor:
-    """Start a job; call `Supervisor.ready` and `Supervisor.end` of what is returned.
+    """Start a job; the caller then calls the supervisor's `ready` and `end`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Blocks that Ctrl-C and other signals may not cut in two."""
+"""Blocks of code that Ctrl-C and other signals do not interrupt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay signals until the block ends; only those that have a handler in Python.
+    """Delay signals that have a handler in Python until the block ends.
 
     A signal mask would not do: it leaves the process's other threads, such as one that refreshes
     the terminal, to take the signal.

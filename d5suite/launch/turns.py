@@ -55,9 +55,9 @@ class TurnWorker(Supervisor):
     took_s : float
         Seconds that the last turn took, without the calls that do not count.
     how : str
-        `ALONE` or `BESIDE`: how it runs, or ran before it asked.
+        `ALONE` or `BESIDE`: how the worker runs, or ran before it asked.
     asks : str
-        The same: how it asks to run, while it waits for `let`; else empty.
+        `ALONE` or `BESIDE`: how the worker asks to run, while it waits for `let`; else empty.
 
     Raises
     ------
@@ -84,8 +84,8 @@ class TurnWorker(Supervisor):
     def ready(self) -> str | None:
         """Run until the worker waits for a turn; return the measurement's key; None at its end.
 
-        The key is empty if the worker `asks` how to go on, or still runs beside others; the latter
-        is not waited for.
+        The key is empty if the worker `asks` to go on, or still runs beside others; this method
+        does not wait for a worker beside others.
         """
         if self.asks or (self.how == BESIDE and not self._has_message(0.0)):
             return ""
@@ -143,8 +143,8 @@ class TurnWorker(Supervisor):
         """Wait until none of the worker's threads runs; stop them after `REST_S` seconds.
 
         Threads may spin for as long as the process lives, as with ``OMP_WAIT_POLICY=active``. Two
-        checks in a row must find none: a thread that gives its lock to another one may be looked at
-        before the change, and the other one after it.
+        checks in a row must find no running thread: while one thread passes a lock to another, a
+        single check may see both asleep.
         """
         end, asleep = time.monotonic() + REST_S, 0
         while True:

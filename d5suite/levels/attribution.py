@@ -1,7 +1,7 @@
-"""From a profiler's intervals to the times of nodes; what adapters' ``profile`` modules share.
+"""Turn a profiler's intervals into times of nodes; shared by adapters' ``profile`` modules.
 
 Executors trace each node in a scope called `label`, profilers report intervals with the scopes of
-what ran, and `divided` makes layer times of them. Imports the standard library and
+what ran, and `divided` computes layer times from them. Imports the standard library and
 `d5suite.levels.profile`.
 """
 
@@ -46,7 +46,7 @@ def labelled(text: str) -> list[int]:
 
 
 class Owner(NamedTuple):
-    """Whose time an interval is.
+    """The nodes, or else the key in `Profile.other`, that an interval's time belongs to.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Owner(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """One run of something on one thread, in nanoseconds."""
+    """One run of ``what`` on one thread, from start to end in nanoseconds."""
 
     start: float
     end: float
@@ -77,7 +77,7 @@ def innermost(intervals: Iterable[Interval]) -> list[Interval]:
     Parameters
     ----------
     intervals : iterable of Interval
-        Of one thread: of any two, one contains the other, or they do not overlap.
+        Intervals of one thread: any two either nest or do not overlap.
     """
     parts: list[Interval] = []
     stack: list[Interval] = []
@@ -110,7 +110,7 @@ def divided(
     ----------
     network : Network
     intervals : sequence of Interval
-        Of all threads; parts of nested ones come from `innermost`.
+        Intervals of all threads, where nested intervals were split by `innermost`.
     owners : mapping of str to Owner
         By `Interval.what`; an interval without owner is left out.
     steps : int

@@ -224,7 +224,7 @@ class Backend(Description):
         return made
 
     def knobs(self) -> tuple[TuningKnob, ...]:
-        """Return what can be tuned of the framework; nothing if the adapter says nothing of it.
+        """Return the tuning knobs of the framework; none if the adapter declares none.
 
         Imports the adapter's module ``knobs`` and no framework.
         """

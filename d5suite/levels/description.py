@@ -56,9 +56,9 @@ class Tolerance:
         Accepted difference between two runs of the same computation, in outputs, gradients and
         parameters. 0 means equal to the last bit; a framework that is not deterministic has more.
     roundings : float
-        How many times the usual noise on the weights stands for all roundings of a pass. It is
-        taken only for single gradients that the usual noise does not explain. More than 1 needs a
-        reason, such as an inexact mean of many values.
+        Factor on the usual noise on the weights, with which it stands for all roundings of a pass.
+        It applies only to single gradients that the usual noise does not explain. More than 1 needs
+        a reason, such as an inexact mean of many values.
     """
 
     outputs: float
@@ -80,17 +80,17 @@ about ten times the largest errors seen on ResNet-18 and -50 and on ONNX's light
 adapter."""
 
 WIDER = 4
-"""Times the usual tolerance that an adapter may declare; more counts as so much."""
+"""Largest multiple of the usual tolerance that an adapter may declare; more is cut to this."""
 
 MOST_ROUNDINGS = 16.0
-"""The largest `Tolerance.roundings` that count; more count as so many."""
+"""The largest `Tolerance.roundings` that an adapter may declare; more is cut to this."""
 
 
 def capped(declared: Tolerance, precision: str, *, trains: bool = True) -> tuple[Tolerance, str]:
     """Return tolerances that are at most `WIDER` times the usual ones, and a remark.
 
     The remark says which are wider than the usual ones; it is empty if none is. Without ``trains``
-    only that of outputs counts.
+    only the tolerance of outputs counts.
     """
     declared = replace(declared, roundings=min(declared.roundings, MOST_ROUNDINGS))
     usual = dict(zip(("outputs", "gradients", "trajectory")[: 3 if trains else 1], USUAL[precision], strict=False))
@@ -107,7 +107,7 @@ def usual_tolerances(
 ) -> dict[str, Tolerance]:
     """Return the tolerances that d5suite's own adapters share, each with the adapter's reason.
 
-    They are `USUAL`. The reasons have each adapter's own figures.
+    They are `USUAL`, but for the two arguments. The reasons state each adapter's own errors.
     """
     figures = USUAL | {"fp16": (*USUAL["fp16"][:2], fp16_trajectory)}
     return {
@@ -157,7 +157,7 @@ class Description:
     install : str
         The command that installs it.
     modes : mapping of str to str
-        Mode name to a one-line description; the first is the default.
+        By name: a one-line description; the first mode is the default.
     levels : set of int
         Implemented levels, by their number in `d5suite.levels.LEVELS`.
     devices, precisions : sequence of str
@@ -171,7 +171,7 @@ class Description:
         `d5suite.network.variants`.
     right_gradients : set of str
         Operators whose float64 gradient has been proved and serves other backends as a reference at
-        level 0. Only a backend that is written to be read has any.
+        level 0. Only a backend that is written for readability has any.
     tolerances : mapping of str to Tolerance
         For each precision.
     environment : mapping of str to mapping of str to str
@@ -179,7 +179,7 @@ class Description:
         here exclude each other within one process.
     variables : sequence of str
         The framework's own environment variables that change its speed or its answers. Results
-        record those that the user has set. Exact names: results are published.
+        record those that the user has set. Names are exact, because results are published.
     mode_requires : mapping of str to mapping of str to str
         By mode: further modules that must be importable, each with the command that installs it.
     absent : mapping of str to str
@@ -200,7 +200,7 @@ class Description:
         Cases of the conformance kit that fail, with the reason: a name or an `fnmatch` pattern,
         with ``mode:`` in front if the case fails in that mode only.
     reduced : str
-        Why recipes measure it at their ``reduced`` preset only; otherwise empty.
+        Why recipes measure the backend at their ``reduced`` preset only; otherwise empty.
     slow_float64 : str
         Why a proof in float64 on the CPU takes much longer than in other backends; otherwise empty.
         Such a backend is not proved first, if others can compute its references.
@@ -258,12 +258,12 @@ class Description:
         )
 
     def proving_mode(self, mode: str) -> str:
-        """Return the mode whose float64 answers prove a mode: the default, if both can coexist."""
+        """Return the mode whose float64 answers prove ``mode``: the default if both can coexist."""
         shared = self.environment.get(mode) == self.environment.get(self.default_mode)
         return self.default_mode if shared else mode
 
     def problem(self, mode: str | None = None) -> str | None:
-        """Return why the framework cannot be used in this interpreter, or None; imports nothing."""
+        """Return why the framework cannot be used here; None if it can. Imports nothing."""
         missing = not_importable(self.requires)
         if missing:
             return f"{self.title} is not installed (no module {missing}); install it with: {self.install}"
@@ -330,9 +330,9 @@ class Description:
     def lacks_of(self, network: Network) -> list[Lack]:
         """Return the operators of a network that the backend lacks; imports nothing.
 
-        A backend without gradients needs no loss. They are sorted by operator and reason. A node's
-        variant is not checked if a lacking operator ahead of it leaves the shape of its input
-        unknown.
+        For a backend without gradients, nodes that only the loss needs do not count. The list is
+        sorted by operator and reason. A node's variant is not checked if a lacking operator ahead
+        of it leaves the shape of its input unknown.
         """
         from d5suite.network.nodes.context import NodeContext
         from d5suite.network.operators import reason_of_lacking
@@ -357,7 +357,10 @@ class Description:
         return [Lack(operator, tuple(nodes), why) for (operator, why), nodes in sorted(found.items())]
 
     def runs_as_written(self, network: Network) -> bool:
-        """Return whether it runs a network's file itself, because d5suite knows it less well."""
+        """Return whether the backend's own reader runs a network's file, instead of the adapter.
+
+        It does if d5suite does not read the file, or knows none of the lacking operators.
+        """
         from d5suite.network.operators import DRAWING
 
         lacks = {each.operator for each in self.lacks_of(network)} if self.reads_files else set()
@@ -378,7 +381,10 @@ class Description:
             )
 
     def lacks_operator(self, name: str, precision: str, *, backward: bool = False) -> str | None:
-        """Return why level 0 lacks an ONNX operator in a precision, or its gradient; or None."""
+        """Return why level 0 lacks an operator, or its gradient, in a precision.
+
+        None if it has it.
+        """
         if 0 not in self.levels:
             return f"{self.name} has no level 0: {self.absent.get('level 0', 'not declared')}"
         keys = [name, f"{name}:{precision}"]
@@ -395,7 +401,7 @@ class Description:
         return None
 
     def lacks(self, operation: Operation, *, backward: bool = False) -> str | None:
-        """Return why level 0 lacks an operation, or its gradient; or None."""
+        """Return why level 0 lacks an operation or its gradient; None if it has it."""
         from d5suite.network.nodes.context import NodeContext
 
         lacking = self.lacks_operator(operation.node.op_type, operation.precision, backward=backward)
@@ -405,7 +411,7 @@ class Description:
         return f"{self.name} has no such {operation.node.op_type}: {why}" if why else None
 
     def lacks_scheme(self, name: str, *, mode: str, device: str, precision: str) -> str | None:
-        """Return why the framework has no own scheme of this name, or None; imports nothing."""
+        """Return why the framework lacks a scheme; None if it has it. Imports nothing."""
         for part, where in (("", ""), (f":{mode}", f" in mode {mode}"), (f":{precision}", f" in {precision}")):
             if f"scheme:{name}{part}" in self.absent:
                 return f"{self.name} has no scheme {name!r}{where}: {self.absent[f'scheme:{name}{part}']}"
@@ -416,7 +422,7 @@ class Description:
         if device not in described.transports:
             return f"{self.name} has no scheme {name!r} on {device}, only on {', '.join(described.transports)}"
         needed = {key.removeprefix(f"{mode}:"): how for key, how in described.requires.items()}
-        needed = {module: how for module, how in needed.items() if ":" not in module}  # else of another mode
+        needed = {module: how for module, how in needed.items() if ":" not in module}  # the rest is for other modes
         missing = not_importable(list(needed))
         if missing:
             how = " and ".join(dict.fromkeys(how for module, how in needed.items() if module in missing.split(", ")))

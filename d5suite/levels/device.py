@@ -1,4 +1,4 @@
-"""The device besides computing: its own clock, a cold L2 cache, sensors and the processor's name.
+"""The device besides computation: its own clock, a cold L2 cache, sensors and the processor's name.
 
 An adapter offers ``runtime.event_timer(device)`` and ``runtime.l2_flush(device)``, or
 `Backend.absent` gives the reason under ``device events`` and ``L2 flush``. It may offer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Offered = TypeVar("Offered")
 
 TIMES_CACHE = 2
-"""Buffer size over cache size: evicts everything even if the order of eviction is imperfect."""
+"""Buffer size over cache size: evicts everything even if the eviction order is imperfect."""
 
 
 class EventTimer(ABC):
@@ -106,7 +106,7 @@ def event_timer(backend: Backend, device: str) -> tuple[EventTimer | None, str]:
 
 
 def l2_flush(backend: Backend, device: str) -> tuple[L2Flush | None, str]:
-    """Return what makes a device's L2 cache cold, or None and the reason. Imports the framework.
+    """Return what flushes a device's L2 cache, or None and the reason. Imports the framework.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def _offered(
 
 
 def sensors(backend: Backend, device: str) -> Sensors | None:
-    """Return the sensors of a device as a backend reads them, or None. Imports the framework.
+    """Return a backend's sensors of a device; None if it has none. Imports the framework.
 
     Raises
     ------

@@ -31,10 +31,10 @@ Buffers = dict[str, np.ndarray]
 """Contiguous arrays by parameter name, in the framework's own layout and order."""
 
 Collective = Callable[..., None]
-"""A collective over single messages, in place: ``function(communicator, array, **more)``."""
+"""An in-place collective over single messages: ``function(communicator, array, **more)``."""
 
 ANY = -1
-"""As a source: whichever rank's message comes first."""
+"""As a source: any rank; the first message to arrive is taken."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Request(ABC):
     def wait(self) -> int:
         """Wait until the array may be used again, and return the rank at the other end.
 
-        The time counts as that of the call which began the message.
+        The time counts toward the call that began the message.
         """
         of = self._of
         if of is None or of._outermost is not None:
@@ -116,7 +116,7 @@ class Request(ABC):
         """See `wait`."""
 
     def _begun(self, of: Communicator, traffic: Traffic) -> Request:
-        """Note whose message this is."""
+        """Record the communicator and the traffic that the message counts toward."""
         self._of, self._traffic = of, traffic
         return self
 
@@ -134,17 +134,17 @@ def segment_start(length: int, parts: int, part: int) -> int:
 
 
 class Communicator(ABC):
-    """Messages between ranks. Only one thread at a time may use it.
+    """One rank's end of the messages between ranks. Only one thread at a time may use it.
 
-    Arrays are NumPy's, C-contiguous, of any shape; both ends of a message expect the same number of
-    bytes. All ranks call a collective in the same order, with arrays of equal shape and dtype, and
-    its result is equal to the last bit on all ranks. Collectives named ``native`` are the
+    Arrays are C-contiguous NumPy arrays of any shape; both ends of a message expect the same number
+    of bytes. All ranks call a collective in the same order, with arrays of equal shape and dtype,
+    and its result is equal to the last bit on all ranks. Collectives named ``native`` are the
     transport's own; others are algorithms over point-to-point messages
     (`d5suite.distributed.algorithms`).
 
     The constructor takes rank, size, hosts, the algorithm's name and its functions by collective; a
     collective without one is the transport's own. A subclass implements ``_send``, ``_receive``,
-    ``_isend``, ``_ireceive`` and ``_native``; the public methods count.
+    ``_isend``, ``_ireceive`` and ``_native``; the public methods count the traffic.
 
     Attributes
     ----------
@@ -174,13 +174,13 @@ class Communicator(ABC):
 
     @property
     def activity(self) -> tuple[int, bool]:
-        """The number of calls, and whether one has not returned yet; another thread may ask."""
+        """The number of calls, and whether one is still running; any thread may read it."""
         return sum(each.calls for each in tuple(self.traffic.values())), self._outermost is not None
 
     # Point to point
 
     def send(self, array: np.ndarray, to: int, tag: int = 0) -> None:
-        """Return when the array may be overwritten; it may not have arrived yet."""
+        """Send an array, and return once it may be overwritten, perhaps before it has arrived."""
         with self.counted("send", array) as traffic:
             traffic.messages_sent += 1
             traffic.bytes_sent += array.nbytes
@@ -214,15 +214,15 @@ class Communicator(ABC):
         self._collective("broadcast", array, root=root)
 
     def reduce(self, array: np.ndarray, root: int = 0) -> None:
-        """Sum over ranks, on rank ``root``; elsewhere the array is undefined afterwards."""
+        """Sum the arrays of all ranks on rank ``root``; the others' are undefined afterwards."""
         self._collective("reduce", array, root=root)
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """Sum over ranks, on every rank."""
+        """Sum the arrays of all ranks, on every rank."""
         self._collective("all_reduce", array)
 
     def reduce_scatter(self, array: np.ndarray) -> np.ndarray:
-        """Sum over ranks; each rank gets its own segment (`segments`).
+        """Sum the arrays of all ranks; each rank gets its own segment (`segments`).
 
         Returns
         -------
@@ -258,7 +258,7 @@ class Communicator(ABC):
     def _collective(self, call: str, array: np.ndarray, **more: Any) -> None:
         if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
             raise D5Error(f"{call} needs a contiguous array", hint="Give it numpy.ascontiguousarray(array).")
-        outermost = self._outermost  # counts as `counted`, without the microsecond that a context costs
+        outermost = self._outermost  # counts like `counted`, without the microsecond that a context costs
         traffic = self._begin(call, array.nbytes) if outermost is None else outermost
         start = time.perf_counter()
         try:
@@ -305,13 +305,13 @@ class Communicator(ABC):
 
     @abstractmethod
     def _native(self, call: str, array: np.ndarray, **more: Any) -> None:
-        """Carry out a collective by its name in the transport's way."""
+        """Carry out a collective, by its name, with the transport's own implementation."""
 
 
 def owned(arrays: Mapping[str, np.ndarray]) -> Buffers:
     """Copy arrays that are read-only, not C-contiguous, or overlap another one; keep the others.
 
-    Gradients may overlap: two parameters of a sum have one gradient.
+    Gradients may overlap: two parameters that are added share one gradient.
     """
     found = {name: np.require(array, requirements=["C", "W"]) for name, array in arrays.items()}
     end = 0
@@ -351,12 +351,19 @@ class Replica(ABC):
         The arrays are writable, and valid until the next call of `gradients` or `apply`. Running
         statistics are updated with the batch.
         """
-        answer = self.trainer.gradients(feed)
+        return self.parted(self.trainer.gradients(feed))
+
+    def parted(self, answer: Native, given: Buffers | None = None) -> tuple[Native, Buffers]:
+        """Split what `Trainer.gradients` has returned into the loss and the gradients.
+
+        ``given`` holds the gradients, in any order, if they are arrays already.
+        """
         _, loss = self.trainer.executor.network.require_loss()
-        return {loss: answer[loss]}, self.buffers({name: answer[name] for name in self.names})
+        found = self.buffers({name: answer[name] for name in self.names}) if given is None else given
+        return {loss: answer[loss]}, {name: found[name] for name in self.names}
 
     def apply(self, gradients: Mapping[str, np.ndarray]) -> None:
-        """Make one update with the given gradients, clipped as the optimizer says.
+        """Make one update with the given gradients, clipped as the optimizer's settings say.
 
         The arrays may be those of `gradients` or others. They may be overwritten, but no reference
         to them is kept.
@@ -379,11 +386,11 @@ class Replica(ABC):
     def gradients_across(
         self, feed: Native, means: Callable[[Sequence[str]], Mapping[str, np.ndarray]]
     ) -> tuple[Native, Buffers]:
-        """Make an update that is due, as `apply` does, and then do as `gradients` does.
+        """Make the pending update, as `apply` does, and then do as `gradients` does.
 
         Where the framework runs node by node, a node waits for its own parameters only: transfers
-        of the step before overlap the forward pass. By default all are updated before it;
-        `Backend.absent` then gives the reason under ``cross barrier``.
+        of the step before overlap the forward pass. By default all parameters are updated before
+        it; `Backend.absent` then gives the reason under ``cross barrier``.
 
         Parameters
         ----------
@@ -414,7 +421,7 @@ class Replica(ABC):
 
 @dataclass(frozen=True)
 class SchemeSettings(NamedSettings):
-    """Settings of a scheme as a job states them (`NamedSettings.to_dict`); each adds its own.
+    """Settings of a scheme as a job states them (`NamedSettings.to_dict`); a scheme adds its own.
 
     Attributes
     ----------
@@ -441,11 +448,11 @@ class SchemeSettings(NamedSettings):
 
 
 CHOICES = 64
-"""Steps whose choices of transfers are kept."""
+"""Number of steps whose choices of transfers are kept."""
 
 
 class Scheme(ABC):
-    """How replicas agree. Every rank makes one, with the same settings and initial weights.
+    """How replicas agree on weights. Every rank makes one, with equal settings and initial weights.
 
     A single rank sends nothing: its step is `Trainer.step`.
 
@@ -460,7 +467,7 @@ class Scheme(ABC):
         The collective that steps make, such as ``all_reduce``; empty if they make none, so that
         the algorithm of collectives changes nothing.
     refuses : mapping of str to str
-        Settings of the order of transfers that it cannot honour, with the reason.
+        Settings of the order of transfers that it does not support, with the reason.
     settings_type : type
         The class of its settings.
     replica : Replica
@@ -469,14 +476,14 @@ class Scheme(ABC):
     exposed_s : float
         Seconds, over all steps, in which this rank only communicated or waited for others.
     arrivals : dict of str to Counter
-        In which orders transfers of a stream arrived at this rank, with the number of steps; empty
-        if they have no order.
+        By stream of transfers: the orders in which they arrived at this rank, each with its number
+        of steps; empty if transfers have no order.
     chooses : bool
-        Whether its transfers are chosen while it runs, among those that are ready.
+        Whether it chooses transfers while it runs, among those that are ready.
     choices : deque of sequence of (bool, tuple of str)
-        Of such a scheme on the rank that chooses, for each of the last `CHOICES` steps: in turn,
-        whose gradients became ready (True), and which transfer was chosen (False), by the names of
-        its parameters.
+        If ``chooses``, on the rank that chooses, for each of the last `CHOICES` steps: the events
+        in order, by names of parameters. True: their gradients became ready; False: their transfer
+        was chosen.
     """
 
     name: str
@@ -507,12 +514,12 @@ class Scheme(ABC):
 
     @abstractmethod
     def step(self, feed: Native) -> Native:
-        """Make this rank's part of one step, and return its own batch's loss."""
+        """Make this rank's part of one step, and return the loss of this rank's batch."""
 
     def settle(self) -> None:
-        """Make the update that the last step has left to the next one; most schemes leave none.
+        """Make the update that the last step left to the next one; most schemes leave none.
 
-        Collective: before the ranks exchange anything else.
+        Collective: call it before the ranks exchange anything else.
         """
         return
 
@@ -534,7 +541,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Bring all replicas to the final parameters, by which the run is judged.
+        """Bring all replicas to the final parameters, on which the run is evaluated.
 
         Collective: each rank calls it once, at the end; a rank that serves, after `serve`.
         """

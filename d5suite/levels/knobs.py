@@ -1,4 +1,4 @@
-"""What can be tuned of a backend: knobs as data, each with its values and a source.
+"""What can be tuned in a backend: knobs as data, each with its values and a source.
 
 A knob changes how fast an answer comes, never which answer is right: every candidate is proved. An
 adapter's knobs are in its module ``knobs``, which imports no framework. What all backends share is
@@ -22,7 +22,7 @@ UPDATE = "update"
 """Stands among the operators of `TuningKnob.layers` for the optimizer's update."""
 
 OF_RANKS = ("scheme", "algorithm", "communicator")
-"""Settings of ranks that train together, as the options of these names have them."""
+"""Settings of ranks that train together, named like their options."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TuningKnob:
     Attributes
     ----------
     name : str
-        In profiles and tables. A setting's is `MODE`, one of `OF_RANKS`, or a field of
+        Name in profiles and tables. For a setting it is `MODE`, one of `OF_RANKS`, or a field of
         `d5suite.cases.case.Settings`.
     values : tuple of str
         At least two; the first is the default. An empty value leaves a variable as it is.
@@ -41,15 +41,15 @@ class TuningKnob:
     variable : str
         The environment variable; empty if the knob is a setting.
     joins : str
-        What separates the values of several knobs of one variable; empty: it has one knob.
+        Separator of the values of several knobs of one variable; empty if it has one knob.
     texts : mapping of str to str
-        By value: what the variable gets, if not the value itself.
+        By value: the text that the variable is set to, if not the value itself.
     when : mapping of str to tuple of str
         By name of another knob: the values at which this one has an effect.
     layers : tuple of str
         ONNX operators that it is for, or `UPDATE`; it is tried first where they dominate a step.
     bound : tuple of {"arithmetic", "memory"}
-        What it helps where the roofline says that a step is bound by it; then it is tried first.
+        The knob is tried first for steps that the roofline says are bound by one of these.
     """
 
     name: str
@@ -68,7 +68,7 @@ class TuningKnob:
         return self.values[0]
 
     def value_of(self, value: str) -> int | str:
-        """Return the value of a setting as the setting has it."""
+        """Return a value in the type of its setting."""
         return int(value) if self.name in WHOLE else value
 
 
@@ -81,7 +81,7 @@ def variable_knob(
     bound: tuple[str, ...] = (),
     **when: tuple[str, ...],
 ) -> TuningKnob:
-    """Return a knob that is one environment variable, by default as it is."""
+    """Return a knob that sets one environment variable; by default the variable is left alone."""
     return TuningKnob(variable, ("", *values), source, variable=variable, when=when, layers=layers, bound=bound)
 
 
@@ -100,7 +100,8 @@ MATRIX_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 def openmp_knobs(**when: tuple[str, ...]) -> tuple[TuningKnob, ...]:
     """Return the knobs of a framework that computes with GNU's OpenMP: how its threads wait.
 
-    Threads that sleep cost where one kernel follows another, and gain where others need the cores.
+    Sleeping threads cost time where one kernel follows another, and save it where others need the
+    cores.
     """
     return (
         variable_knob("OMP_WAIT_POLICY", ("active", "passive"), OPENMP, **when),

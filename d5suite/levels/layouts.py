@@ -1,6 +1,6 @@
-"""Factories of adapters that store some tensors in another axis order than ONNX.
+"""Arrays and factories of adapters that store some tensors in another axis order than ONNX.
 
-Imports `d5suite.network`.
+Imports NumPy, `d5suite.network` and, of its own folder, `network`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from d5suite.levels.network import Executor
 from d5suite.network import Node
 from d5suite.network.nodes.elementwise import with_attributes
 from d5suite.network.nodes.layouts import Conversion, Layout, LayoutContext, identity
 
 Function = Callable[..., Any]
+
+
+def arranged(array: np.ndarray, layout: Layout | None) -> np.ndarray:
+    """Return an array of ONNX's layout in a storage layout; None is ONNX's own."""
+    return array.transpose(layout) if layout else array
+
+
+def restored(array: np.ndarray, layout: Layout | None) -> np.ndarray:
+    """Undo `arranged`."""
+    return array.transpose(np.argsort(layout)) if layout else array
+
+
+class LayoutExecutor(Executor):
+    """An executor that stores some tensors in another axis order.
+
+    A subclass sets ``_layouts``: the storage layout by tensor, ONNX's own if absent.
+    """
+
+    _layouts: dict[str, Layout]
+
+    def stored(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Return an array of a tensor in its storage layout."""
+        return arranged(array, self._layouts.get(name))
+
+    def restored(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Undo `stored`."""
+        return restored(array, self._layouts.get(name))
 
 
 def same(x: Any, *_: Any) -> Any:

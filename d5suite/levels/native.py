@@ -45,7 +45,7 @@ class Knob:
     among: Sequence[str] = ()
 
     def problem(self, value: object) -> str | None:
-        """Return what is wrong with a value, or None."""
+        """Return what is wrong with a value; None if nothing is."""
         kind = type(self.default)
         if type(value) is not kind and not (kind is float and type(value) is int):
             return f"{value!r} is not {'an' if kind is int else 'a'} {kind.__name__}"
@@ -190,14 +190,14 @@ class Meeting:
 class FrameworkScheme(ABC):
     """One rank's part of a framework's own scheme; a single rank never has one.
 
-    The constructor takes ``(replica, settings)`` on every rank alike. It may be made again on the
-    same replica, which then has other weights and a new optimizer's state; the older one is not
-    used again.
+    The constructor takes ``(replica, settings)`` on every rank alike. A second scheme may be made
+    on the same replica, which then has other weights and a new optimizer state, or on another
+    replica, perhaps in another precision. The older scheme is not used after that.
 
     Attributes
     ----------
     replica : Replica
-        Training starts from its weights and its optimizer's settings.
+        Training starts from the replica's weights and the optimizer's settings.
     settings : NativeSettings
     """
 
@@ -206,7 +206,7 @@ class FrameworkScheme(ABC):
 
     @classmethod
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
-        """Connect this process with the other ranks, after `runtime.configure`, before any tensor.
+        """Connect this process to the other ranks, after `runtime.configure`, before any tensor.
 
         Collective. By default there is nothing to connect.
 
@@ -214,26 +214,27 @@ class FrameworkScheme(ABC):
         -------
         callable
             Closes the connection cleanly; every rank calls it at the end of its job. Everything
-            that a rank has started ends with the rank, whatever ends it.
+            that a rank has started ends when the rank ends, for whatever reason.
         """
         return lambda: None
 
     @abstractmethod
     def step(self, feed: Native) -> Native:
-        """Make this rank's part of one step, and return its own batch's loss.
+        """Make this rank's part of one step, and return the loss of this rank's batch.
 
         The learning rate is the trainer's current `learning_rate`. The mean gradient is clipped as
         the trainer's `optimizer` says.
         """
 
     def weights(self) -> Buffers:
-        """Copy the parameters as `Replica.weights` does, by default its own. Collective."""
+        """Copy the parameters as `Replica.weights` does, by default the replica's. Collective."""
         return self.replica.weights()
 
     def finish(self) -> None:
         """Give the executor the trained parameters, the same on all ranks. Steps may follow.
 
-        Collective. By default there is nothing to do: the framework trains the executor's own.
+        Collective. By default there is nothing to do: the framework trains the executor's own
+        parameters.
         """
         return
 

@@ -58,6 +58,8 @@ class Executor(ABC):
     mode, device, precision : str
     backend : str
         Name of the backend, set by `Backend.executor`.
+    array_type : type
+        NumPy's type of parameters, and of what `fetch` returns.
     """
 
     backend = ""
@@ -67,6 +69,7 @@ class Executor(ABC):
         self.mode = mode
         self.device = device
         self.precision = precision
+        self.array_type: Any = np.float64 if precision == "fp64" else np.float32
 
     def check_feed(self, arrays: Arrays) -> None:
         """Raise `NetworkError` for a missing or unknown input or a wrong shape.

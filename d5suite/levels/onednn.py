@@ -46,28 +46,28 @@ _VERBOSE = {
 """Variables that make any version of oneDNN write its lines."""
 
 PATIENCE_S = 600.0
-"""Seconds after which a step that is repeated in a process of its own is given up."""
+"""Timeout in seconds of a step that is repeated in a process of its own."""
 
 
 def mark(owner: str) -> None:
-    """Write a line that says to what the kernels beside it belong; to nothing if it is empty.
+    """Write a line that names the owner of the kernels beside it.
 
     Parameters
     ----------
     owner : str
-        Any text without line breaks.
+        Any text without line breaks; empty if the kernels belong to nothing.
     """
     os.write(1, f"{_MARK} {owner}\n".encode())
 
 
 def step_begins() -> None:
-    """Write a line that says that a step begins; `Repeated.lines` returns what follows the last."""
+    """Write a line that marks a step's start; `Repeated.lines` returns what follows the last."""
     os.write(1, f"{_BEGIN}\n".encode())
 
 
 @contextlib.contextmanager
 def captured(path: Path) -> Iterator[None]:
-    """Send standard output, that of C libraries too, to a file."""
+    """Redirect standard output, including that of C libraries, to a file."""
     sys.stdout.flush()
     own = os.dup(1)
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -82,7 +82,7 @@ def captured(path: Path) -> Iterator[None]:
 
 
 def kernel_of(line: str) -> Kernel | None:
-    """Return the kernel that a line of verbose output tells of; None for any other line."""
+    """Return the kernel that a line of verbose output describes; None for any other line."""
     begin = _LINE.match(line)
     if begin is None:
         return None
@@ -109,14 +109,14 @@ def _layouts(text: str) -> str:
 
 
 def kernels_by_owner(lines: Iterable[str], *, marks_follow: bool = False) -> dict[str, tuple[Kernel, ...]]:
-    """Return the kernels by what the marks beside them say, equal ones together.
+    """Return the kernels by the owner that the marks beside them name; equal kernels are joined.
 
     Parameters
     ----------
     lines : iterable of str
-        What was captured of one step. Kernels that belong to nothing are under ``""``.
+        The captured output of one step. Kernels that belong to nothing are under ``""``.
     marks_follow : bool
-        Whether a mark stands behind what it marks, and not before.
+        Whether a mark follows the kernels that it marks, instead of preceding them.
     """
     pairs: list[tuple[str, Kernel]] = []
     owner, marked = "", 0
@@ -132,15 +132,15 @@ def kernels_by_owner(lines: Iterable[str], *, marks_follow: bool = False) -> dic
 
 
 def kernels_by_time(lines: Iterable[str], intervals: Sequence[Interval]) -> dict[str, tuple[Kernel, ...]]:
-    """Return the kernels by the interval in which they ran, equal ones together.
+    """Return the kernels by the interval in which they ran; equal kernels are joined.
 
     Parameters
     ----------
     lines : iterable of str
-        With time stamps.
+        Verbose output with time stamps.
     intervals : sequence of Interval
-        In nanoseconds since 1970, as time stamps are in milliseconds. A kernel belongs to the one
-        in whose time its middle lies; if that is none, or several with different
+        In nanoseconds since 1970, as time stamps are in milliseconds. A kernel belongs to the
+        interval that contains its midpoint; if there is none, or several with different
         `Interval.what`, it is under ``""``.
     """
     pairs = []
@@ -153,7 +153,7 @@ def kernels_by_time(lines: Iterable[str], intervals: Sequence[Interval]) -> dict
 
 
 def _started_ns(line: str) -> float:
-    """Return when a line's primitive began, in nanoseconds since 1970; 0 if it does not say."""
+    """Return when a line's primitive began, in nanoseconds since 1970; 0 if not stated."""
     begin = _LINE.match(line)
     stamp = (begin["early"] or begin["late"]) if begin else None
     return float(stamp.rstrip(",")) * 1e6 if stamp else 0.0
@@ -175,7 +175,7 @@ def _together(pairs: Iterable[tuple[str, Kernel]]) -> dict[str, tuple[Kernel, ..
 def kernels_of(
     network: Network, found: Mapping[str, Sequence[Kernel]], owners: Mapping[str, Owner], notes: Sequence[str] = ()
 ) -> Kernels:
-    """Return the kernels of nodes, given whose each text is.
+    """Assign kernels to nodes, given the owner of each text.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def kernels_of(
     found : mapping of str to sequence of Kernel
         From `kernels_by_owner` or `kernels_by_time`.
     owners : mapping of str to Owner
-        A text without an owner, or whose owner has no nodes, leaves its kernels apart.
+        By text. Kernels of a text without an owner, or whose owner has no nodes, are listed apart.
     notes : sequence of str
     """
     of: dict[tuple[tuple[str, ...], str], list[Kernel]] = {}
@@ -200,18 +200,18 @@ def kernels_of(
 
 
 class Repeated(NamedTuple):
-    """A step to make again in a process of its own.
+    """A step to repeat in a process of its own.
 
     Attributes
     ----------
     network : Network
     mode, precision : str
-        Of the executor.
+        The executor's mode and precision.
     threads : int
     backward : bool
-        Whether to call ``forward_backward``, or ``forward``.
+        Whether to call ``forward_backward`` instead of ``forward``.
     arrays : dict of str to numpy.ndarray
-        What it is fed.
+        The inputs of the step.
     """
 
     network: Network
@@ -223,18 +223,18 @@ class Repeated(NamedTuple):
 
     @classmethod
     def given(cls) -> Repeated:
-        """Return what this process was started for."""
+        """Return the work that the parent process gave this process."""
         found = pickle.load(sys.stdin.buffer)  # noqa: S301  the process that started this one wrote it
         assert isinstance(found, cls)
         return found
 
     def lines(self, module: str, folder: Path) -> list[str]:
-        """Run a module in a process whose oneDNN tells its kernels; return its last step's lines.
+        """Run a module in a process whose oneDNN logs its kernels; return its last step's lines.
 
         Parameters
         ----------
         module : str
-            It takes `given` and is given ``folder`` as its argument.
+            The module to run. It calls `given`, and gets ``folder`` as its argument.
         folder : Path
 
         Raises

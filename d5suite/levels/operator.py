@@ -52,6 +52,11 @@ def operator_table(package: str) -> dict[str, Any]:
     return found
 
 
+def after(reduction: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a reduction over a function of each element, such as a sum of squares."""
+    return lambda x, *how, **more: reduction(function(x), *how, **more)
+
+
 class Operator(ABC):
     """An ONNX node built for one mode and device of a framework.
 

@@ -9,15 +9,15 @@ An adapter's module ``profile`` has one function:
     `Trainer` that a training step uses, else None. The function may write into ``folder``, which is
     deleted afterwards. When it returns, the executor is as it was: nothing slows later steps down.
 
-Where the framework computes with a library that tells its kernels, such as oneDNN, the module has
+Where the framework computes with a library that reports its kernels, such as oneDNN, the module has
 another function:
 
 ``kernels(executor, step, feed, backward, folder)``
     Return the library's `Kernels` of one more step. ``feed`` is the native feed that ``step()``
-    takes, and ``backward`` whether it differentiates. A kernel that cannot be joined to its node
-    is told apart, never by guess.
+    takes, and ``backward`` says whether it differentiates. A kernel whose node is not known is
+    listed apart, never assigned by guess.
 
-Nothing of it may cost time while no profile is taken. Times are wall time: they add up to the
+None of this may cost time while no profile is taken. Times are wall time: they add up to the
 step's time or less. Where several threads run nodes at the same time, `shared_seconds` divides each
 moment among the nodes that run in it.
 
@@ -52,7 +52,7 @@ ADDED = "gradients added up"
 """Key in `Profile.other`: sums of the gradients of tensors that several nodes read."""
 
 SLACK = 0.05
-"""By how much of the profiled step the times may exceed it: events have edges."""
+"""Fraction of the profiled step by which the times may exceed it: events have inexact edges."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Kernel:
     layouts : str
         Layouts of its tensors, such as ``src:aBcd16b wei:Acdb16a dst:aBcd16b``; empty if unknown.
     seconds : float
-        Per step.
+        Time per step.
     calls : float
-        Per step.
+        Number of calls per step.
     reorder : bool
         Whether it only changes a layout or a type.
     """
@@ -90,11 +90,11 @@ class Kernels:
     Attributes
     ----------
     of : dict of (tuple of str, str) to tuple of Kernel
-        By the nodes and the direction of a `LayerTime`.
+        Kernels by the nodes and the direction of a `LayerTime`.
     apart : tuple of Kernel
-        Those of which it is not known to which node they belong, or that belong to none.
+        Kernels that belong to no node, or whose node is not known.
     notes : tuple of str
-        What a reader should know.
+        Remarks for a reader.
     """
 
     of: dict[tuple[tuple[str, ...], str], tuple[Kernel, ...]] = field(default_factory=dict)
@@ -139,11 +139,11 @@ class Profile:
     step_seconds : float
         Mean wall time of the profiled steps.
     method : str
-        One sentence: which profiler, and what it counts.
+        One sentence that names the profiler and says what it counts.
     dropped : int
         Events that the profiler lost.
     notes : tuple of str
-        What a reader of the times should know.
+        Remarks for a reader of the times.
     """
 
     layers: tuple[LayerTime, ...]
@@ -160,7 +160,7 @@ class Profile:
 
     @property
     def coverage(self) -> float:
-        """The part of the profiled step that belongs to nodes."""
+        """Fraction of the profiled step's time that belongs to nodes."""
         return self.node_seconds / self.step_seconds
 
 
@@ -173,7 +173,7 @@ def seconds_per_step(step: Callable[[], object], steps: int) -> float:
 
 
 def check_profile(backend: str, found: object, network: Network) -> None:
-    """Raise `ContractError` unless a profile's nodes exist and its times can be true.
+    """Raise `ContractError` unless a profile's nodes exist and its times are possible.
 
     Parameters
     ----------

@@ -45,6 +45,7 @@ class Trainer(ABC):
         self.executor = executor
         self.optimizer = optimizer
         self.learning_rate = optimizer.learning_rate
+        self._steps = 0
 
     @abstractmethod
     def step(self, feed: Native, *more: Native) -> Native:
@@ -74,14 +75,14 @@ class Trainer(ABC):
     def apply(self, gradients: Native) -> None:
         """Make one update with gradients that other ranks may have changed (level 3).
 
-        ``apply(gradients(feed))`` makes the same update as ``step(feed)``: it clips and counts it
-        alike.
+        ``apply(gradients(feed))`` makes the same update as ``step(feed)``, which is clipped and
+        counted alike.
 
         Parameters
         ----------
         gradients : mapping
             Native tensors for every parameter, as `gradients` returns them. They may be
-            overwritten. Not in ``fp16``.
+            overwritten. Not supported in ``fp16``.
         """
         raise BackendError(f"backend {self.executor.backend!r} has no level 3")
 
@@ -103,7 +104,6 @@ class Trainer(ABC):
     def _change_rate(self, rate: float) -> None:
         """Set the native optimizer's rate; `learning_rate` still holds the old one."""
 
-    @abstractmethod
     def state(self) -> dict[str, np.ndarray]:
         """Copy the optimizer's state in neutral form, from which any framework can continue.
 
@@ -117,6 +117,16 @@ class Trainer(ABC):
             contains the learning rate) is converted, in float64 if float32 would not restore the
             same bits.
         """
+        steps, scale, unscaled = self._counts()
+        found = {STEPS: np.array(steps), LEARNING_RATE: np.array(self.learning_rate)}
+        if self.scaling_at_start:
+            found |= {LOSS_SCALE: np.array(scale), UNSCALED_STEPS: np.array(unscaled)}
+        for slot in self.optimizer.slots:
+            factor = self._factor(slot)
+            for name, value in self.executor.fetch(self._held(slot)).items():
+                # In float64: loading multiplies by the factor again.
+                found[f"{slot}/{name}"] = value if factor == 1 else value.astype(np.float64) / factor
+        return found
 
     @property
     def scaling_at_start(self) -> dict[str, np.ndarray]:
@@ -141,7 +151,6 @@ class Trainer(ABC):
             **held,
         }
 
-    @abstractmethod
     def load_state(self, values: Arrays) -> None:
         """Overwrite the optimizer's state and learning rate with another trainer's `state`.
 
@@ -150,6 +159,38 @@ class Trainer(ABC):
         ConfigurationError
             If the state does not fit; see `check_state`.
         """
+        self.check_state(values)
+        self.set_learning_rate(float(values[LEARNING_RATE]))
+        scale, unscaled = values.get(LOSS_SCALE, 1.0), values.get(UNSCALED_STEPS, 0)
+        self._load_counts(int(values[STEPS]), float(scale), int(unscaled))
+        for slot in self.optimizer.slots:
+            factor = self._factor(slot)
+            given = {name: np.asarray(values[f"{slot}/{name}"]) for name in self.executor.network.parameters}
+            if factor != 1:
+                given = {name: value.astype(np.float64) * factor for name, value in given.items()}
+            self._load_slot(slot, given)
+
+    # What an adapter provides for `state` and `load_state`
+
+    def _counts(self) -> tuple[int, float, int]:
+        """Return the number of updates and, for ``fp16``, `LOSS_SCALE` and `UNSCALED_STEPS`."""
+        return self._steps, 1.0, 0
+
+    def _load_counts(self, steps: int, scale: float, unscaled: int) -> None:
+        """Overwrite what `_counts` returns; the last two have a meaning in ``fp16`` only."""
+        self._steps = steps
+
+    def _factor(self, slot: str) -> float:
+        """Return the factor that the native arrays of a slot contain, such as the learning rate."""
+        return 1.0
+
+    def _held(self, slot: str) -> Native:
+        """Return the native arrays of one of `Optimizer.slots`, by parameter."""
+        raise NotImplementedError
+
+    def _load_slot(self, slot: str, values: Arrays) -> None:
+        """Overwrite the native arrays of a slot with neutral ones that contain `_factor`."""
+        raise NotImplementedError
 
     def check_state(self, values: Arrays) -> None:
         """Raise `ConfigurationError` unless the values are a complete `state` of this trainer."""

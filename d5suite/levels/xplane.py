@@ -62,7 +62,7 @@ def event_lines(planes: Iterable[Any]) -> list[Line]:
 def warnings_of(serialized: bytes) -> list[str]:
     """Return the errors and warnings of a serialized ``XSpace``: its fields 2 and 3.
 
-    A damaged one has none.
+    The result is empty if the message is damaged.
     """
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.message import DecodeError
@@ -81,7 +81,7 @@ def dropped(warnings: Iterable[str]) -> int:
 
 
 _FUNCTION = re.compile(r"^(?:EagerLocalExecute: )?(__\w+?_\d+)(?::\w+)?$")
-"""The event of a traced function."""
+"""Name of the event of a traced function."""
 
 
 def function_graph(found: Iterable[Line], functions: Any) -> HloGraph:
@@ -91,7 +91,7 @@ def function_graph(found: Iterable[Line], functions: Any) -> HloGraph:
     ----------
     found : iterable of Line
     functions : object
-        Knows the functions by name: ``has_function`` and ``get_function_def``.
+        Has ``has_function`` and ``get_function_def``, which look up functions by name.
     """
     graph: dict[str, tuple[str, list[str]]] = {}
     waiting = [match.group(1) for line in found for each, _ in line if (match := _FUNCTION.match(each.what))]
@@ -128,7 +128,7 @@ def kernel_runs(
     found : iterable of Line
     graph : HloGraph
     update : str
-        The scope of the update.
+        The scope of the optimizer's update.
     """
     intervals = [part for line in found for part in innermost(each for each, _ in line if _KERNEL.match(each.what))]
     named = {each.what: match for each in intervals if (match := _KERNEL.match(each.what))}
@@ -183,7 +183,7 @@ _END = "end: "
 
 
 def with_ends(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return instructions' intervals up to their ends on other threads, which XLA reports apart.
+    """Extend instructions' intervals to their ends on other threads, which XLA reports separately.
 
     The n-th end of an instruction belongs to its n-th start. Where an end is missing, the
     instruction's own interval stays.
@@ -235,9 +235,9 @@ class Instruction(NamedTuple):
     operands : sequence of str
         Names of instructions of the same computation.
     called : sequence of str
-        Names of computations.
+        Names of the computations that it calls.
     number : int
-        Of a parameter: which one of its computation it is.
+        For a parameter: the position among the parameters of the computation.
     """
 
     name: str
@@ -248,7 +248,7 @@ class Instruction(NamedTuple):
     number: int = -1
 
 
-class Program(NamedTuple):
+class CompiledProgram(NamedTuple):
     """A compiled XLA program: its instructions by computation, and the name of the entry."""
 
     computations: Mapping[str, Sequence[Instruction]]
@@ -264,7 +264,7 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false
 _SEVERAL_CALLED = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 
 
-def read_hlo(text: str) -> Program:
+def read_hlo(text: str) -> CompiledProgram:
     """Read an optimized HLO module as XLA prints it."""
     found: dict[str, list[Instruction]] = {}
     entry, current = "", None
@@ -277,10 +277,10 @@ def read_hlo(text: str) -> Program:
             current = None
         elif current is not None and (match := _INSTRUCTION.match(line)):
             found[current].append(_instruction(*match.groups()))
-    return Program(found, entry)
+    return CompiledProgram(found, entry)
 
 
-def live_programs(client: Any, *, exact: bool) -> Iterator[tuple[str, Program]]:
+def live_programs(client: Any, *, exact: bool) -> Iterator[tuple[str, CompiledProgram]]:
     """Yield the programs that an XLA client has compiled: those in float64, or all others."""
     for executable in client.live_executables():
         for module in executable.hlo_modules():
@@ -305,11 +305,11 @@ UNNAMED = "XLA gives some instructions that it makes no name, and those count as
 """A note of profiles with compiled programs."""
 
 _PARTS = ("fusion", "call", "custom-call", "async-start")
-"""Opcodes whose computations are what they do. A reduction's is one addition, and often another
-node's: equal ones are merged."""
+"""Opcodes whose called computations are their parts. A reduction's computation is one addition, and
+often that of another node, because equal computations are merged."""
 
 _CONTROL = ("while", "conditional")
-"""Opcodes whose parts the profiler reports by themselves."""
+"""Opcodes whose parts the profiler reports separately."""
 
 _NO_WORK = ("parameter", "constant", "tuple", "get-tuple-element")
 
@@ -319,21 +319,21 @@ used them. They count only where nothing else in an instruction has a name."""
 
 
 def program_owners(
-    programs: Iterable[tuple[str, Program]], modules: Mapping[str, set[str]], update: str = OPTIMIZER
+    programs: Iterable[tuple[str, CompiledProgram]], modules: Mapping[str, set[str]], update: str = OPTIMIZER
 ) -> dict[str, Owner]:
     """Return the owners of the instructions that ran.
 
-    Programs may have the same name. Then those count that have all instructions of that name that
-    ran, and an instruction belongs to the nodes of each.
+    Several programs may have the same name. Those count that contain all instructions that ran
+    under that name, and an instruction belongs to its nodes in each of them.
 
     Parameters
     ----------
-    programs : iterable of (str, Program)
+    programs : iterable of (str, CompiledProgram)
         All compiled programs with their names.
     modules : mapping of str to set of str
         As `instructions` returns it.
     update : str
-        The scope of the update.
+        The scope of the optimizer's update.
 
     Returns
     -------
@@ -354,17 +354,17 @@ def program_owners(
     return found
 
 
-def hlo_owners(program: Program, update: str = OPTIMIZER) -> dict[str, Owner]:
+def hlo_owners(program: CompiledProgram, update: str = OPTIMIZER) -> dict[str, Owner]:
     """Return the owner of each instruction of a compiled program.
 
     A fusion belongs to the nodes of all its parts, and is not divided. The compiler gives no names
-    to some instructions that it makes: one belongs to the nodes that read it, or else, if it only
-    changes a layout, to those that it reads.
+    to some instructions that it makes: such an instruction belongs to the nodes that read it, or
+    else, if it only changes a layout, to those that it reads.
 
     Returns
     -------
     dict of str to Owner
-        By name; without loops and branches, whose parts are there.
+        By name of the instruction; without loops and branches, whose parts are included.
     """
     owners: dict[str, Owner] = {}
     waiting, seen = [program.entry], set()
@@ -379,10 +379,10 @@ def hlo_owners(program: Program, update: str = OPTIMIZER) -> dict[str, Owner]:
 
 
 _MOVES = ("parameter", "constant", "copy", "transpose", "bitcast", "reshape", "convert", "fusion")
-"""Opcodes of which a change of layout consists."""
+"""Opcodes that a change of layout consists of."""
 
 
-def _owners(instructions: Sequence[Instruction], program: Program, update: str) -> dict[str, Owner]:
+def _owners(instructions: Sequence[Instruction], program: CompiledProgram, update: str) -> dict[str, Owner]:
     own = {each.name: _op_names(each, program) for each in instructions if each.opcode not in (*_NO_WORK, *_CONTROL)}
     by_name = {each.name: each for each in instructions}
     users: dict[str, list[Instruction]] = defaultdict(list)
@@ -403,8 +403,8 @@ def _owners(instructions: Sequence[Instruction], program: Program, update: str) 
     return {name: _owner(op_names, update) for name, op_names in own.items()}
 
 
-def _reading(user: Instruction, name: str, program: Program) -> set[str]:
-    """Return the names of the first named parts of a fusion that read one of its operands."""
+def _reading(user: Instruction, name: str, program: CompiledProgram) -> set[str]:
+    """Return the names of the first named parts of a fusion that read the operand ``name``."""
     if user.opcode != "fusion":
         return set()
     inner = [each for called in user.called for each in program.computations.get(called, ())]
@@ -422,7 +422,7 @@ def _reading(user: Instruction, name: str, program: Program) -> set[str]:
     return found
 
 
-def program(module: Any) -> Program:
+def program(module: Any) -> CompiledProgram:
     """Read an ``HloModuleProto`` message (``hlo.proto``)."""
     names = {each.id: each.name for each in module.computations}
     found = {}
@@ -439,17 +439,17 @@ def program(module: Any) -> Program:
             )
             for each in computation.instructions
         ]
-    return Program(found, names[module.entry_computation_id])
+    return CompiledProgram(found, names[module.entry_computation_id])
 
 
-def _op_names(instruction: Instruction, program: Program) -> set[str]:
+def _op_names(instruction: Instruction, program: CompiledProgram) -> set[str]:
     """Return the names of an instruction and of its parts."""
     parts = _parts(instruction, program)
     work = {each.op_name for each in parts if each.opcode not in _LITTLE_WORK and each.op_name}
     return work or {each.op_name for each in parts if each.opcode not in _NO_WORK and each.op_name}
 
 
-def _parts(instruction: Instruction, program: Program) -> list[Instruction]:
+def _parts(instruction: Instruction, program: CompiledProgram) -> list[Instruction]:
     """Return an instruction and all that it consists of."""
     parts, waiting = [], [instruction]
     while waiting:

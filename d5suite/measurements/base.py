@@ -32,14 +32,14 @@ class Phase(NamedTuple):
     holder : object
         An object, or a dict.
     attribute : str
-        Of the holder, or a key: where the step looks for what ``kind`` says each time that it needs
-        it. A recording puts its own in that place for a while.
+        The holder's attribute, or the dict's key, in which the step looks up what ``kind`` says at
+        each use. A recording replaces it for a while.
     name : str
-        Such as ``forward``.
+        The phase's name in a recording, such as ``forward``.
     kind : str
-        ``call``: a function. ``iterator``: what gives batches. ``context``: a function that returns
-        a context. ``loader``: a function that takes another one, which is told of each piece of
-        work of a loader process.
+        ``call``: a function. ``iterator``: an iterator of batches. ``context``: a function that
+        returns a context manager. ``loader``: a function that takes a callback, which is called for
+        each piece of work of a loader process.
     role : str
         OTF2's region role, in lower case.
     """
@@ -71,13 +71,13 @@ class Step:
         Seconds that building the native code took. A framework may compile then, or in the first
         call.
     first_call_s : float or None
-        Duration of building and of the very first call, with compilation; None before it.
+        Duration of building and of the very first call, with compilation; None before that call.
     memory : mapping
         The step's peak memory after the pass ``memory``, if that was taken.
     events : EventLog or None
         Receives each call's time on the device's clock, if the backend can read one.
     calls_per_sample : int
-        Calls in a sample; samples are divided by it.
+        Calls in a sample; samples are divided by this number.
     flush : callable or None
         Makes the device's L2 cache cold before a call, if requested.
     """
@@ -96,7 +96,7 @@ class Step:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Release it."""
+        """Release what the step needed while it ran."""
 
     def run(self) -> object:
         """Make the step once. Work may still be pending on the device."""
@@ -136,7 +136,7 @@ class Step:
         """Undo what runs of the step have changed, such as parameters."""
 
     def begin(self) -> None:
-        """Bring the step, such as its weights, to where timing begins."""
+        """Bring the step's state, such as weights, to where timing begins."""
 
     def time(self, settings: SamplingSettings) -> Samples:
         """Take the samples, once the step has begun.
@@ -218,27 +218,27 @@ class Measurement(ABC):
     takes_memory : bool
         Whether to take the step's peak memory.
     without_memory : str
-        If not, the reason.
+        The reason if peak memory is not taken.
     takes_energy : bool
         Whether to take the step's energy. The step must be able to run any number of times after
         `Step.reset`, which follows the proof of what was timed.
     without_energy : str
-        If not, the reason.
+        The reason if energy is not taken.
     takes_layers : bool
-        Whether the times of the network's nodes can be taken of the step: it runs
-        ``workload.executor`` or ``workload.trainer``, and nothing else of weight.
+        Whether a pass can time the network's nodes in the step: it runs ``workload.executor`` or
+        ``workload.trainer``, and little else.
     takes_cold : bool
         Whether samples can be taken with a cold L2 cache: `Step.time` takes them, or passes
         `Step.flush` on.
     runs_network : bool
-        Whether a network runs. If not, even a backend too slow for a preset is measured at it.
+        Whether a network runs. If not, even a backend too slow for a preset is measured with it.
     of_any_network : bool
         Whether the measurement needs nothing but a network's graph; see
         ``recipes/test_your_network.py``.
     backward : bool
         At level 0, whether the operator's derivatives are needed.
     ranks_of : str
-        Name of another measurement. With ``--ranks``, recipes that make that one make this one.
+        Name of another measurement. With ``--ranks``, recipes that list that one make this one.
     trains : bool
         Whether the step trains to the target in a preset's `Training`; the preset must have one.
     takes_turns : bool
@@ -315,7 +315,7 @@ class Measurement(ABC):
         """
 
     def check_timed(self, workload: Any, step: Any) -> Iterator[Check]:
-        """Make `checks_after`, which prove what was timed; a failed one discards the samples."""
+        """Run `checks_after`, which prove what was timed; a failed check discards the samples."""
         for check in self.checks_after:
             yield from check(workload, step)
 

@@ -44,7 +44,7 @@ def _tree(ranks: int) -> tuple[float, float]:
 
 def _parameter_server(servers: int) -> Callable[[int], tuple[float, float]]:
     def cost(ranks: int) -> tuple[float, float]:
-        """Return that of a server or a worker, whichever moves more; servers are workers, too."""
+        """Return the cost of a server or a worker, whichever moves more; servers also work."""
         count = min(servers, ranks)
         worker = 1.0 if count < ranks else (count - 1) / count
         return 2, 2 * max(worker, (ranks - 1) / count)
@@ -77,7 +77,7 @@ def algorithm_s(algorithm: str, ranks: int, nbytes: float, link: Link, *, tensor
         A key of `ALGORITHMS`.
     ranks : int
     nbytes : float
-        Of all tensors together.
+        Bytes of all tensors together.
     link : Link
     tensors : int
         Equal tensors that are reduced one after the other.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.errors import ConfigurationError
-from d5suite.models.machine import figure, read_content
+from d5suite.models.machine import check_positive, check_source, figure, read_content
 
 KINDS = ("flops", "bandwidth", "host_to_device", "storage", "transport")
 """What a ceiling limits."""
@@ -27,7 +27,7 @@ FIGURES = ("value", "alpha_s", "beta_s_per_byte")
 
 
 @dataclass(frozen=True)
-class Level:
+class MemoryLevel:
     """A level of memory.
 
     Attributes
@@ -55,14 +55,14 @@ class Roof:
     Attributes
     ----------
     flops_per_s : float
-    levels : tuple of Level
+    levels : tuple of MemoryLevel
         The smallest first.
     notes : tuple of str
         Which ceilings are in doubt.
     """
 
     flops_per_s: float
-    levels: tuple[Level, ...]
+    levels: tuple[MemoryLevel, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -97,7 +97,7 @@ class Ceilings:
         if not levels:
             return f"the machine file has no bandwidth {at}"
         known = [
-            Level(str(each.get("level", "memory")), int(each.get("capacity_bytes", WHOLE)), float(each["value"]))
+            MemoryLevel(str(each.get("level", "memory")), int(each.get("capacity_bytes", WHOLE)), float(each["value"]))
             for each in levels
         ]
         known.sort(key=lambda each: (each.capacity_bytes == WHOLE, each.capacity_bytes))
@@ -115,7 +115,9 @@ class Ceilings:
             notes.append(f"memory has no ceiling: what is larger than {known[-1].name} is held against that")
         return Roof(best, tuple(self._raised(known, device, threads, notes)), tuple(notes))
 
-    def _raised(self, levels: Sequence[Level], device: str, threads: int, notes: list[str]) -> Iterator[Level]:
+    def _raised(
+        self, levels: Sequence[MemoryLevel], device: str, threads: int, notes: list[str]
+    ) -> Iterator[MemoryLevel]:
         """Yield levels, each at least as fast as on fewer threads, and as larger levels are.
 
         More threads, and a nearer level, can do all that fewer threads and a farther level do.
@@ -124,7 +126,7 @@ class Ceilings:
         for one in (one for count in self._fewer(device, threads) for one in self._of("bandwidth", device, count)):
             name = str(one.get("level", "memory"))
             fastest[name] = max(fastest.get(name, 0.0), float(one["value"]))
-        found: list[Level] = []
+        found: list[MemoryLevel] = []
         for each in reversed(levels):
             ways = {"": each.bytes_per_s, "on fewer threads": fastest.get(each.name, 0.0)}
             if found:
@@ -210,15 +212,9 @@ def _check(each: Any, where: str) -> None:
     if not figures or (each["what"] in ("flops", "bandwidth") and "value" not in each):
         raise ConfigurationError("this ceiling has no value", where=where)
     for key in (*figures, "threads", "capacity_bytes"):
-        value = each.get(key, 1)
-        least = 0 if key in ("capacity_bytes", "alpha_s", "beta_s_per_byte") else 1e-300
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
-            raise ConfigurationError(f"{value!r} is not a positive number", where=f"{where}.{key}")
-    source = each.get("source")
-    if not isinstance(source, str) or not source.strip():
-        raise ConfigurationError(
-            "this ceiling has no source", where=where, hint="Say who measured it, or that you assume it."
-        )
+        or_zero = key in ("capacity_bytes", "alpha_s", "beta_s_per_byte")
+        check_positive(each.get(key, 1), f"{where}.{key}", or_zero=or_zero)
+    check_source(each.get("source"), "this ceiling", where)
     for key in ("precision", "level", "device", "transport"):
         if key in each and not isinstance(each[key], str):
             raise ConfigurationError("this must be text", where=f"{where}.{key}")
@@ -230,11 +226,11 @@ def other_machine(host: Mapping[str, Any], environment: Mapping[str, Any], devic
     Parameters
     ----------
     host : mapping
-        Of the machine file; nothing can be said of one written by hand.
+        Host in the machine file; a file written by hand need not have these facts.
     environment : mapping
-        Of the result's record.
+        Environment in the result's record.
     device, device_name : str
-        Of the record.
+        Device in the record.
     """
     cpu = environment.get("cpu") or {}
     pairs = [("CPU", host.get("cpu"), cpu.get("model"))]

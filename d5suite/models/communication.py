@@ -1,9 +1,8 @@
 """Seconds of messages between ranks, and of a step that waits for them, or for its loader.
 
 A message of n bytes takes α + n β; in LogGP's terms o + (n - 1) G + L + o, with at least g between
-two messages of a rank (Alexandrov et al., "LogGP", SPAA 1995). A collective takes that of each
-message of the rank that sends most, one after the other (Thakur et al., 2005). Imports the standard
-library.
+two messages of a rank (Alexandrov et al., "LogGP", SPAA 1995). A collective takes the sum over all
+messages of the rank that sends most (Thakur et al., 2005). Imports the standard library.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def loggp(single_s: float, burst_s: float, paced_s: float, *, messages: int, pau
         Seconds of one message there and one back; of several there at once and one back; of several
         with a pause before each but the first.
     messages : int
-        Of the last two.
+        Number of messages in ``burst_s`` and ``paced_s``.
     pause_s : float
         Longer than the gap.
     beta : float
@@ -123,7 +122,7 @@ def fed_step_s(step_s: float, batch_s: float, *, apart: bool) -> float:
     Parameters
     ----------
     step_s, batch_s : float
-        Of a step on data that are there, and of loading its batch with nothing else to do.
+        Seconds of a step whose data are in memory, and seconds to load a batch on an idle machine.
     apart : bool
         Whether the loader has processors of its own. Else both share them, and the times add up.
     """

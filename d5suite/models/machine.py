@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from d5suite.errors import ConfigurationError
@@ -71,7 +72,7 @@ class Machine:
     peak_flops : float
         Floating-point operations per second of a device in half precision, with float32 sums.
     memory_bytes, memory_bandwidth : float
-        Of a device: bytes, and bytes per second.
+        Per device: bytes, and bytes per second.
     link_bandwidth : float
         Bytes per second that a device sends to the others of its node in a collective operation.
     network_bandwidth : float
@@ -188,12 +189,8 @@ def figure(content: Mapping[str, Any], name: str, where: str) -> tuple[float, st
     if not isinstance(found, dict) or not {"value", "source"} >= set(found) >= {"value"}:
         raise ConfigurationError('this must be {"value": NUMBER, "source": TEXT}', where=where)
     value, source = found["value"], found.get("source")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ConfigurationError(f"{value!r} is not a positive number", where=where)
-    if not isinstance(source, str) or not source.strip():
-        raise ConfigurationError(
-            "this figure has no source", where=where, hint="Say who measured it, or that you assume it."
-        )
+    check_positive(value, where)
+    check_source(source, "this figure", where)
     least, most, unit = PLAUSIBLE.get(name, (0.0, float("inf"), ""))
     if not least <= value <= most:
         raise ConfigurationError(
@@ -202,7 +199,21 @@ def figure(content: Mapping[str, Any], name: str, where: str) -> tuple[float, st
         )  # fmt: skip
     if name == "devices_per_node" and value != int(value):
         raise ConfigurationError("this must be a whole number", where=where)
-    return float(value), source
+    return float(value), str(source)
+
+
+def check_positive(value: Any, where: str, *, kind: type | UnionType = int | float, or_zero: bool = False) -> None:
+    """Raise `ConfigurationError` unless a value is finite and above 0, or 0 if that is right."""
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if not is_number or not (value >= 0 if or_zero else value > 0) or value == float("inf"):
+        raise ConfigurationError(f"{value!r} is not a positive number", where=where)
+
+
+def check_source(source: Any, what: str, where: str) -> None:
+    """Raise `ConfigurationError` unless something says where it comes from."""
+    if not isinstance(source, str) or not source.strip():
+        hint = "Say who measured it, or that you assume it."
+        raise ConfigurationError(f"{what} has no source", where=where, hint=hint)
 
 
 def required_figure(content: Mapping[str, Any], name: str, where: str) -> tuple[float, str]:

@@ -37,7 +37,7 @@ class MemoryEstimate:
 
 
 def memory_of(network: Transformer, plan: Plan, *, embedding: bool = True) -> MemoryEstimate:
-    """Return what a plan needs on a device of the first stage.
+    """Return the memory that a plan needs on a device of the first stage.
 
     Parameters
     ----------

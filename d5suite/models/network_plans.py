@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from d5suite.errors import ConfigurationError
 from d5suite.models.advice import STRETCH, USABLE
-from d5suite.models.ceilings import Level
+from d5suite.models.ceilings import MemoryLevel
 from d5suite.models.communication import Link, all_reduce_counts, all_reduce_s, exposed_s
 from d5suite.models.node_time import NodeTimes, NodeWork, far_level
 from d5suite.models.peak import PeakModel
@@ -54,7 +54,7 @@ class BatchCounts:
     alive_bytes, recomputed_bytes : float
         See `d5suite.network.held.Held`.
     segments : int
-        Of recomputation.
+        Number of segments for recomputation.
     graph : sequence of GraphNode
         In the order in which they run.
     """
@@ -171,7 +171,7 @@ class NetworkAdvice:
     plan : NetworkPlan
     time : PlanTime
     seconds : float
-        Of a step: nothing hides the reduction of gradients.
+        Seconds of a step in which nothing hides the reduction of gradients.
     interval_s : tuple of float
         From all of it hidden behind the backward pass to none, each as far off as nine in ten
         networks that were left out of the fit.
@@ -288,7 +288,7 @@ def _in_stages(model: NetworkModel, site: Site, plan: NetworkPlan) -> NetworkAdv
     return _advice(model, plan, time, backward, memory, sent + 2 * plan.passes * between)
 
 
-def _nodes_s(times: NodeTimes, nodes: Sequence[NodeWork], site: Site, far: Level) -> float:
+def _nodes_s(times: NodeTimes, nodes: Sequence[NodeWork], site: Site, far: MemoryLevel) -> float:
     return times.scale * times.nodes_s(nodes, site.roof, far) + times.gap_s * len(nodes)
 
 
@@ -353,7 +353,7 @@ def advise_network(model: NetworkModel, site: Site, batches: Sequence[int], *, g
 
 
 def deciding_assumption(model: NetworkModel, site: Site, first: NetworkPlan, second: NetworkPlan) -> tuple[str, bool]:
-    """Return what the order of two plans depends on most, and whether it can turn it.
+    """Return the assumption that two plans' order depends on most, and whether it can reverse it.
 
     Each figure is made `STRETCH` times larger and smaller, and the reduction of gradients hidden.
     """
@@ -374,7 +374,7 @@ def deciding_assumption(model: NetworkModel, site: Site, first: NetworkPlan, sec
 
 def _changed(site: Site, factor: float) -> dict[str, Site]:
     """Return the site with each figure changed."""
-    levels = tuple(Level(each.name, each.capacity_bytes, each.bytes_per_s * factor) for each in site.roof.levels)
+    levels = tuple(MemoryLevel(each.name, each.capacity_bytes, each.bytes_per_s * factor) for each in site.roof.levels)
     found = {
         "the ceiling of arithmetic": replace(site, roof=replace(site.roof, flops_per_s=site.roof.flops_per_s * factor)),
         "the bandwidth of memory": replace(site, roof=replace(site.roof, levels=levels)),

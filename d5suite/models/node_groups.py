@@ -19,9 +19,9 @@ class NodeGroup(NamedTuple):
         In the order of the times that name them.
     direction : str
     seconds, calls : float
-        Of a step.
+        Per step.
     places : tuple of int
-        Of the times that are added up here.
+        Places of the times that are added up here.
     """
 
     nodes: tuple[str, ...]

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from d5suite.models.ceilings import Level, Roof
+from d5suite.models.ceilings import MemoryLevel, Roof
 from d5suite.models.fitting import left_out_factor, nonnegative
 from d5suite.models.roofline import level_of
 
@@ -184,7 +184,7 @@ class MeasuredStep:
     roof: Roof
 
     @property
-    def far(self) -> Level:
+    def far(self) -> MemoryLevel:
         """The level of its weights."""
         return far_level(self.nodes, self.roof)
 
@@ -217,7 +217,7 @@ class LikeNodes:
     operators: np.ndarray
 
     def factor(self, node: NodeWork) -> float:
-        """Return what nodes like one took, beside their class's constants."""
+        """Return how many times as long similar nodes took as the constants of the class say."""
         squares = ((self.shapes - _shape_of(node)) ** 2).sum(axis=1)
         if node.family not in BY_SHAPE:
             squares = squares + np.where(self.operators == node.op_type, 0.0, OTHER_OPERATOR**2)
@@ -243,14 +243,14 @@ class NodeTimes:
     Attributes
     ----------
     constants : mapping of Place to float
-        Of flops and bytes, 1 / efficiency; of calls, seconds.
+        For flops and bytes: 1 / efficiency. For calls: seconds.
     scale : float
         Seconds of a step per second of its nodes.
     update : float
         Passes over the updated bytes.
     fixed_s : float
     factor : float
-        Held nine in ten of the networks that were left out, either way.
+        Nine in ten of the networks that were left out were within this factor, either way.
     seen : frozenset of str
         Operators of measured nodes.
     timed : frozenset of (str, str)
@@ -273,21 +273,21 @@ class NodeTimes:
     gap_s: float = 0.0
     like: Mapping[tuple[str, str], LikeNodes] = field(default_factory=dict)
 
-    def nodes_s(self, nodes: Iterable[NodeWork], roof: Roof, far: Level | None = None) -> float:
+    def nodes_s(self, nodes: Iterable[NodeWork], roof: Roof, far: MemoryLevel | None = None) -> float:
         """Return the seconds of nodes, one after the other.
 
         Parameters
         ----------
         nodes : iterable of NodeWork
         roof : Roof
-        far : Level, optional
-            Of the weights of the whole step; by default, of these nodes.
+        far : MemoryLevel, optional
+            Level that holds the weights of the whole step; by default, of these nodes.
         """
         own = tuple(nodes)
         far = far or far_level(own, roof)
         return sum(self._node_s(each, roof, far) for each in own)
 
-    def _node_s(self, node: NodeWork, roof: Roof, far: Level) -> float:
+    def _node_s(self, node: NodeWork, roof: Roof, far: MemoryLevel) -> float:
         place = node.family, node.direction
         seconds = sum(
             self.constants.get((*place, what), 0.0) * each for what, each in _amounts(node, roof, far).items()
@@ -319,12 +319,12 @@ class NodeTimes:
         return 1 / constant if constant else None
 
 
-def far_level(nodes: Iterable[NodeWork], roof: Roof) -> Level:
+def far_level(nodes: Iterable[NodeWork], roof: Roof) -> MemoryLevel:
     """Return the smallest level that holds all weights of some nodes."""
     return level_of(sum(each.far_bytes for each in nodes), roof)
 
 
-def _amounts(node: NodeWork, roof: Roof, far: Level) -> dict[str, float]:
+def _amounts(node: NodeWork, roof: Roof, far: MemoryLevel) -> dict[str, float]:
     near = (node.bytes - node.far_bytes) / level_of(node.bytes, roof).bytes_per_s
     ideal = (node.flops / roof.flops_per_s, near + node.far_bytes / far.bytes_per_s, 1.0)
     return dict(zip(AMOUNTS, ideal, strict=True))

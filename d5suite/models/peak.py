@@ -46,7 +46,7 @@ class PeakModel:
     base_bytes, parameters, activations, node_bytes : float
         See the module.
     factor : float
-        Held nine in ten of the networks that were left out, either way.
+        Nine in ten of the networks that were left out were within this factor, either way.
     """
 
     base_bytes: float
@@ -69,7 +69,7 @@ def fit_once(points: Sequence[MeasuredPeak]) -> PeakModel:
 
 
 def predicted_bytes(model: PeakModel, point: MeasuredPeak) -> float:
-    """Return the peak that a model gives a measured point."""
+    """Return the peak that a model predicts for a measured point, in bytes."""
     return model.bytes(point.held_bytes, point.activation_bytes, point.nodes)
 
 

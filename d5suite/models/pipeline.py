@@ -36,7 +36,7 @@ def balanced(seconds: Sequence[float], messages: Sequence[float], stages: int) -
     Parameters
     ----------
     seconds : sequence of float
-        Of each node, in the order in which they run.
+        Seconds of each node, in execution order.
     messages : sequence of float
         Seconds of what crosses from each node to the next ones, forth and back.
     stages : int

@@ -68,10 +68,11 @@ def divisors(number: int) -> list[int]:
 
 
 def plans(network: Transformer, *, devices: int, devices_per_node: int, batch: int) -> Iterator[Plan]:
-    """Yield all plans for a number of devices that divide heads, layers and batch evenly.
+    """Yield all plans for a number of devices under which heads, layers and batch divide evenly.
 
-    Tensor parallelism stays inside a node, and comes with sequence parallelism. A pipeline shards
-    no gradients, because each micro-batch adds to them (ZeRO 2 and 3 would move them every time).
+    Tensor parallelism stays inside a node, and comes with sequence parallelism. Plans with a
+    pipeline do not shard gradients: every micro-batch adds to the gradients, so ZeRO 2 and 3 would
+    communicate them once per micro-batch.
     """
     for tensor in divisors(devices):
         if tensor > devices_per_node or devices_per_node % tensor or network.heads % tensor:

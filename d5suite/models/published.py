@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.errors import ConfigurationError
-from d5suite.models.machine import read_content
+from d5suite.models.machine import check_positive, read_content
 
 KEY = "steps"
 """Where a machine file has them."""
@@ -26,7 +26,7 @@ class PublishedStep:
     Attributes
     ----------
     network : str
-        Of the zoo.
+        Name of a network of the zoo.
     batch, image_size : int
     images_per_s : float
     source : str
@@ -42,12 +42,12 @@ class PublishedStep:
 
 
 def read_published(path: Path) -> list[PublishedStep]:
-    """Return the steps in a machine file, which may have none.
+    """Return the published steps in a machine file; there may be none.
 
     Raises
     ------
     ConfigurationError
-        If one lacks a figure or its source, or has an unknown one.
+        If a step lacks a figure or a source, or has an unknown field.
     """
     content = read_content(path)
     entries = content.get(KEY, [])
@@ -66,10 +66,10 @@ def _step(entry: Any, where: str) -> PublishedStep:
     for name in ("network", "source", "precision"):
         if not isinstance(entry.get(name, "x"), str) or not entry.get(name, "x").strip():
             raise ConfigurationError("this must be text", where=f"{where}.{name}")
-    for name, kinds in (("batch", (int,)), ("image_size", (int,)), ("images_per_s", (int, float))):
+    check_positive(entry.get("images_per_s"), f"{where}.images_per_s")
+    for name in ("batch", "image_size"):
         value = entry.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < float("inf"):
-            raise ConfigurationError(f"{value!r} is not a positive number", where=f"{where}.{name}")
-        if kinds == (int,) and value > MOST:
+        check_positive(value, f"{where}.{name}", kind=int)
+        if value > MOST:
             raise ConfigurationError(f"{value} is too large", where=f"{where}.{name}")
     return PublishedStep(**entry)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from d5suite.models.ceilings import Level, Roof
+from d5suite.models.ceilings import MemoryLevel, Roof
 
 ABOVE = 1.05
 """Share of a roof above which a point contradicts it: two ways to a ceiling agree within 5%."""
@@ -26,7 +26,7 @@ MOSTLY = 2 / 3
 
 
 @dataclass(frozen=True)
-class Work:
+class TimedWork:
     """Counted work and its time.
 
     Attributes
@@ -62,7 +62,7 @@ class Placed:
 
     Attributes
     ----------
-    work : Work
+    work : TimedWork
     level : str
         The smallest level of memory that holds what is touched; for a step, the level on whose
         traffic its nodes would spend the most time.
@@ -72,7 +72,7 @@ class Placed:
         Seconds at the roof.
     """
 
-    work: Work
+    work: TimedWork
     level: str
     bound: str
     ideal_s: float
@@ -83,37 +83,32 @@ class Placed:
         return self.ideal_s / self.work.seconds
 
     @property
-    def roof_flops_per_s(self) -> float:
-        """The roof above the work."""
-        return self.work.flops / self.ideal_s
-
-    @property
     def above(self) -> bool:
         """Whether the work lies above its own roof."""
         return self.share > ABOVE
 
 
-def place(work: Work, roof: Roof) -> Placed:
+def place(work: TimedWork, roof: Roof) -> Placed:
     """Return one node's place under a roof."""
     level = level_of(work.bytes, roof)
     computing, moving = work.flops / roof.flops_per_s, work.bytes / level.bytes_per_s
     return Placed(work, level.name, ARITHMETIC if computing >= moving else level.name, max(computing, moving))
 
 
-def level_of(size: float, roof: Roof) -> Level:
+def level_of(size: float, roof: Roof) -> MemoryLevel:
     """Return the smallest level that holds so many bytes; the last one if none does."""
     return next((each for each in roof.levels if each.holds(size)), roof.levels[-1])
 
 
-def place_all(nodes: Sequence[Work], seconds: float, roof: Roof) -> Placed:
+def place_all(nodes: Sequence[TimedWork], seconds: float, roof: Roof) -> Placed:
     """Return a step's place: its roof is what its nodes take one after the other, each at its own.
 
     Parameters
     ----------
-    nodes : sequence of Work
+    nodes : sequence of TimedWork
         At least one; their times do not matter.
     seconds : float
-        Of the step.
+        Seconds of the step.
     roof : Roof
     """
     placed = [place(each, roof) for each in nodes]
@@ -122,19 +117,19 @@ def place_all(nodes: Sequence[Work], seconds: float, roof: Roof) -> Placed:
     for each in placed:
         by_bound[each.bound] = by_bound.get(each.bound, 0.0) + each.ideal_s
         by_level[each.level] = by_level.get(each.level, 0.0) + each.work.bytes
-    total = Work(sum(each.flops for each in nodes), sum(each.bytes for each in nodes), seconds)
+    total = TimedWork(sum(each.flops for each in nodes), sum(each.bytes for each in nodes), seconds)
     level, bound = (max(found, key=found.__getitem__) for found in (by_level, by_bound))
     return Placed(total, level, bound, sum(each.ideal_s for each in placed))
 
 
 @dataclass(frozen=True)
-class Step:
+class RooflineStep:
     """A step at one setting of the knobs.
 
     Attributes
     ----------
     threads, batch : int
-    work : Work
+    work : TimedWork
     disturbed : bool
         Whether something disturbed the machine while it was measured.
     image : int
@@ -143,7 +138,7 @@ class Step:
 
     threads: int
     batch: int
-    work: Work
+    work: TimedWork
     disturbed: bool = False
     image: int = 0
 
@@ -157,12 +152,12 @@ class Segment:
     kind : {"strong", "weak", "size", "image"}
         More threads for one batch; as many images for each of more threads; a larger batch for as
         many threads; larger images.
-    first, second : Step
+    first, second : RooflineStep
     """
 
     kind: str
-    first: Step
-    second: Step
+    first: RooflineStep
+    second: RooflineStep
 
     @property
     def knob(self) -> float:
@@ -213,7 +208,7 @@ class Segment:
         return "locality" if part >= MOSTLY else "bandwidth" if part <= 1 - MOSTLY else "both"
 
 
-TRAJECTORIES: Sequence[tuple[str, Callable[[Step], tuple[float, ...]], Callable[[Step], float]]] = (
+TRAJECTORIES: Sequence[tuple[str, Callable[[RooflineStep], tuple[float, ...]], Callable[[RooflineStep], float]]] = (
     ("strong", lambda step: (step.batch, step.image), lambda step: step.threads),
     ("weak", lambda step: (step.batch / step.threads, step.image), lambda step: step.threads),
     ("size", lambda step: (step.threads, step.image), lambda step: step.batch),
@@ -222,17 +217,17 @@ TRAJECTORIES: Sequence[tuple[str, Callable[[Step], tuple[float, ...]], Callable[
 """Kinds of trajectories: what their points have in common, and what orders them."""
 
 
-def trajectories(steps: Sequence[Step]) -> list[list[Segment]]:
+def trajectories(steps: Sequence[RooflineStep]) -> list[list[Segment]]:
     """Return the trajectories through steps: by kind, apart.
 
     Each needs two points or more. A setting that occurs twice counts once, the faster one.
     """
-    best: dict[tuple[int, int, int], Step] = {}
+    best: dict[tuple[int, int, int], RooflineStep] = {}
     for each in sorted(steps, key=lambda step: -step.work.seconds):
         best[each.threads, each.batch, each.image] = each
     found = []
     for kind, group, order in TRAJECTORIES:
-        lines: dict[tuple[float, ...], list[Step]] = {}
+        lines: dict[tuple[float, ...], list[RooflineStep]] = {}
         for each in best.values():
             lines.setdefault(group(each), []).append(each)
         for _, own in sorted(lines.items()):

@@ -26,7 +26,7 @@ class Site:
     ----------
     devices : int
     memory_bytes : float
-        Of a device.
+        Memory of one device.
     roof : Roof
     link : Link or None
         Between devices; None if there is one only, or the machine file has none.
@@ -50,11 +50,11 @@ def read_site(path: Path, ceilings: Ceilings, *, nodes: int, device: str, precis
     ----------
     path : Path
     ceilings : Ceilings
-        Of this file.
+        Ceilings in this file.
     nodes : int
     device, precision : str
     threads : int
-        Of a rank.
+        Threads per rank.
 
     Raises
     ------

@@ -143,7 +143,7 @@ def _update_bytes(plan: Plan) -> float:
 
 
 def _gradient_bytes(network: Transformer, plan: Plan) -> float:
-    """Return what a replica sends: twice its gradients, three times if parameters are sharded."""
+    """Return the bytes a replica sends: twice its gradients, three times if weights are sharded."""
     if plan.data == 1:
         return 0.0
     times = 1.5 if plan.sharding == 3 else 1.0

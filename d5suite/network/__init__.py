@@ -3,9 +3,9 @@
 - `graph`, `model`: the network; `rewrites`: losses and other changes of it.
 - `onnx_file`: read a file; `normalise` and what it calls bring the model into one form.
 - `builder`, `zoo`: write networks. `user_network`: add a loss to a user's own network.
-- `given_inputs`: what a user gives its inputs. `as_written`: a file that is not read.
+- `given_inputs`: values that a user gives for inputs. `as_written`: a file that is not converted.
 - `operation`, `tensor`, `custom`: one node with its inputs, and custom operators.
-- `validity`: refuse invalid nodes; `limits`: refuse models that grow beyond all use.
+- `validity`: refuse invalid nodes; `limits`: refuse models that expand to an excessive size.
 - `nodes`: what a node's attributes mean.
 - `analysis`, `work`: what networks and operations cost. `variants`: what backends lack.
 

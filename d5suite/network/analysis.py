@@ -17,6 +17,7 @@ from d5suite.network.folding import Shape, shapes_of
 from d5suite.network.graph import Node
 from d5suite.network.model import Network
 from d5suite.network.normalise import forget_shapes, infer, without_weights
+from d5suite.network.operation import is_floating
 from d5suite.network.work import node_macs
 
 IN_PLACE = frozenset(
@@ -41,14 +42,14 @@ class NodeCost:
     ----------
     name, op_type : str
     output_shape : tuple of int
-        Shape of its first output.
+        Shape of the node's first output.
     parameters : int
         Trainable values; a shared weight is counted at its first use.
     macs : int
         Multiply-accumulates of convolutions and matrix products; 1 MAC is 2 floating-point
         operations.
     activation_bytes : int
-        Size of its first output, 0 if the operator works in place.
+        Size of the node's first output; 0 if the operator works in place.
 
     Notes
     -----
@@ -130,6 +131,19 @@ def _shape(stated: Mapping[str, Shape], network: Network, node: Node, tensor: st
     if shape is None or None in shape:
         raise NetworkError(f"the size of tensor {tensor!r} is not known", where=f"{network.name}, node {node.name}")
     return tuple(n or 0 for n in shape)
+
+
+def differentiated(network: Network) -> set[str]:
+    """Return the parameters and what depends on them: the tensors through which a gradient flows.
+
+    A tensor of unknown type counts as floating-point.
+    """
+    moved = set(network.parameters)
+    for node in network.nodes:
+        if not moved.isdisjoint(node.inputs):
+            kinds = {name: network.dtypes.get(name) for name in node.outputs if name}
+            moved.update(name for name, kind in kinds.items() if kind is None or is_floating(kind))
+    return moved
 
 
 def shapes_of_batch(network: Network, batch_size: int) -> Mapping[str, Shape]:

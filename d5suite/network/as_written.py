@@ -1,4 +1,4 @@
-"""A network as its file has it, for a backend that reads files itself where d5suite cannot.
+"""A network exactly as its file states it, for backends that read files that d5suite cannot.
 
 Nothing is converted or folded, and there are no parameters and no loss. May import ONNX, NumPy and,
 from d5suite, `errors` and `network`.
@@ -6,7 +6,7 @@ from d5suite, `errors` and `network`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +16,18 @@ from onnx import helper
 from d5suite.errors import NetworkError
 from d5suite.network.given_inputs import Given, fix_inputs
 from d5suite.network.graph import Node, Shape, node_of
+from d5suite.network.graph_edits import read_within
 from d5suite.network.model import Network
 from d5suite.network.onnx_file import read
 
 
 class WrittenNetwork(Network):
-    """An ONNX file that is only checked, not read: see the module.
+    """An ONNX file that is checked but not converted; see the module.
 
     Parameters
     ----------
     model : onnx.ModelProto
-        With all data. It is not copied.
+        The model with all its data; it is not copied.
     name : str
         Name in reports.
     shapes : mapping of str to sequence of int
@@ -35,7 +36,7 @@ class WrittenNetwork(Network):
     Raises
     ------
     NetworkError
-        If it is not valid ONNX, or has no inputs or outputs of numbers.
+        If the model is not valid ONNX, or lacks numeric inputs or outputs.
     """
 
     as_written = True
@@ -106,17 +107,8 @@ def _is_of_numbers(value: onnx.ValueInfoProto) -> bool:
 
 
 def _node(node: onnx.NodeProto, index: int) -> Node:
-    """Return a node that also reads what its subgraphs read of the graph around them."""
-    name, read_here = node.name or f"{node.op_type}_{index}", tuple(dict.fromkeys(_read(node)))
+    """Return a node whose inputs include all tensors that its subgraphs read."""
+    name, read_here = node.name or f"{node.op_type}_{index}", tuple(dict.fromkeys(read_within(node)))
     if any(attribute.type in (attribute.GRAPH, attribute.GRAPHS) for attribute in node.attribute):
         return Node(name, node.op_type, read_here, tuple(node.output))
     return node_of(node, index)
-
-
-def _read(node: onnx.NodeProto) -> Iterator[str]:
-    yield from node.input
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                yield from _read(inner)
-            yield from (output.name for output in graph.output)

@@ -20,11 +20,11 @@ from d5suite.network.model import Network
 from d5suite.network.normalise import IR_VERSION, OPSET
 
 PixelSize = int | tuple[int, int]
-"""A size in pixels: one for both, or (height, width)."""
+"""A size in pixels: one number for height and width, or (height, width)."""
 
 
 class Builder:
-    """Collect layers; a method appends a layer and returns the name of its output.
+    """Builds a network; each layer has a method that appends it and returns its output's name.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Builder:
     Raises
     ------
     NetworkError
-        If the image is smaller.
+        If the image is smaller than that.
     """
 
     image = "image"
@@ -69,7 +69,7 @@ class Builder:
         Parameters
         ----------
         operator : str
-            Its name in ONNX's own domain.
+            The operator's name in ONNX's own domain.
         name : str
             The name of the node and of its output.
         inputs : sequence of str
@@ -84,17 +84,17 @@ class Builder:
         return name
 
     def parameter(self, name: str, value: np.ndarray) -> str:
-        """Add a float32 initializer; it is a parameter if it has an axis."""
+        """Add a float32 initializer; a scalar does not count as a parameter."""
         self._initializers.append(numpy_helper.from_array(value.astype(np.float32, copy=False), name))
         return name
 
     def constant(self, name: str, value: np.ndarray) -> str:
-        """Add an initializer in its own dtype, such as int64 axes."""
+        """Add an initializer with the dtype of ``value``, such as int64 axes."""
         self._initializers.append(numpy_helper.from_array(value, name))
         return name
 
     def draw(self, name: str, shape: tuple[int, ...], deviation: float, *, uniform: bool = False) -> str:
-        """Add a parameter with mean 0 and this standard deviation, normal or uniform."""
+        """Add a random parameter, normal or uniform, with mean 0 and this standard deviation."""
         generator = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
         if uniform:
             value = generator.random(shape, dtype=np.float32)
@@ -172,7 +172,7 @@ class Builder:
         return self.node("Clip", f"{x}.relu6", [x, *bounds], self._channels[x])
 
     def scalar(self, name: str, value: float) -> str:
-        """Add a scalar float32 constant, which is not trained; once per name."""
+        """Add a scalar float32 constant, which is not trained, unless the name already exists."""
         if all(name != tensor.name for tensor in self._initializers):
             self.constant(name, np.array(value, np.float32))
         return name
@@ -198,7 +198,7 @@ class Builder:
         return self.node("HardSigmoid", f"{x}.hardsigmoid", [x], self._channels[x], alpha=1 / 6, beta=0.5)
 
     def gelu(self, x: str) -> str:
-        """``x · Φ(x)`` with the normal distribution function, not its approximation."""
+        """``x · Φ(x)`` with the exact normal distribution function, not the tanh approximation."""
         return self.node("Gelu", f"{x}.gelu", [x], self._channels[x])
 
     def softmax(self, x: str) -> str:
@@ -220,29 +220,16 @@ class Builder:
     def average_pool(self, x: str, name: str, kernel: int, *, stride: int, padding: int = 0) -> str:
         """Mean over kernel × kernel windows, including the padding's zeros."""
         attributes = {"pads": [padding] * 4, "count_include_pad": 1} if padding else {}
-        return self.node(
-            "AveragePool",
-            name,
-            [x],
-            self._channels[x],
-            kernel_shape=[kernel, kernel],
-            strides=[stride, stride],
-            **attributes,
-        )
+        return self._pool("AveragePool", x, name, kernel, stride, **attributes)
 
     def max_pool(self, x: str, name: str, kernel: int, *, stride: int, padding: int = 0, partial: bool = False) -> str:
-        """Maximum over kernel × kernel windows; ``partial`` includes a last incomplete one."""
+        """Maximum over kernel × kernel windows; ``partial`` adds the last, incomplete window."""
         attributes = {"ceil_mode": 1} if partial else {}
-        return self.node(
-            "MaxPool",
-            name,
-            [x],
-            self._channels[x],
-            kernel_shape=[kernel, kernel],
-            strides=[stride, stride],
-            pads=[padding] * 4,
-            **attributes,
-        )
+        return self._pool("MaxPool", x, name, kernel, stride, pads=[padding] * 4, **attributes)
+
+    def _pool(self, operator: str, x: str, name: str, kernel: int, stride: int, **attributes: Any) -> str:
+        sizes = {"kernel_shape": [kernel, kernel], "strides": [stride, stride]}
+        return self.node(operator, name, [x], self._channels[x], **sizes, **attributes)
 
     def adaptive_average_pool(self, x: str, name: str, size: int, *, side: Callable[[int], int]) -> str:
         """Mean over size × size windows that cover the image, like PyTorch's AdaptiveAvgPool2d.
@@ -297,7 +284,7 @@ class Builder:
         return self.node("Mul", name, [x, y], self._channels[x])
 
     def reshape(self, x: str, name: str, shape: Sequence[int]) -> str:
-        """Reshape; a 0 keeps the length of this axis. The length of axis 1 must be given."""
+        """Reshape; a 0 keeps the length of its axis. ``shape`` must state the length of axis 1."""
         return self.node("Reshape", name, [x, self.constant(f"{name}.shape", np.array(shape))], shape[1])
 
     def transpose(self, x: str, name: str, order: Sequence[int], channels: int) -> str:
@@ -317,13 +304,13 @@ class Builder:
         return self.node("Concat", name, tensors, sum(self._channels[x] for x in tensors), axis=1)
 
     def flatten(self, x: str, name: str, *, size: int = 1) -> str:
-        """(N, C, size, size) to (N, C · size²)."""
+        """Flatten (N, C, size, size) to (N, C · size²)."""
         return self.node("Flatten", name, [x], self._channels[x] * size * size, axis=1)
 
     def linear(self, x: str, name: str, features: int, *, deviation: float | None = None, uniform: bool = False) -> str:
         """Fully connected layer with weights (output, input) of standard deviation ``deviation``.
 
-        The default is He's: variance 2 / input features. They are normal, or uniform.
+        The default is He's: variance 2 / input features. The weights are normal, or ``uniform``.
         """
         inputs = self._channels[x]
         deviation = float(np.sqrt(2.0 / inputs)) if deviation is None else deviation
@@ -375,7 +362,7 @@ class Builder:
         ----------
         output : str
         *shape : int
-            Its axes after the batch.
+            Sizes of the output's axes after the batch.
         """
         model = self._model([self._input], {output: ["N", *shape]})
         return Network(model, name=self.name, input=self.image, output=output).with_squared_error([output])
@@ -391,7 +378,7 @@ class Builder:
 
 
 def _even_windows(given: int, size: int) -> tuple[int, int] | None:
-    """Return kernel and stride of ``size`` equal windows over ``given`` pixels, or None."""
+    """Return kernel and stride of ``size`` equal windows over ``given`` pixels; None if unequal."""
     starts = [i * given // size for i in range(size)]
     kernels = {-(-(i + 1) * given // size) - start for i, start in enumerate(starts)}
     strides = {after - before for before, after in itertools.pairwise(starts)}

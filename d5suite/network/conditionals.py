@@ -6,12 +6,20 @@ PyTorch's older exporter writes such nodes, to test ranks and sizes. May import 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from d5suite.network.graph_edits import attributes_of, copy_of, is_operator, remove_items, replace_items
+from d5suite.network.graph_edits import (
+    attributes_of,
+    copy_of,
+    is_operator,
+    read_within,
+    remove_items,
+    replace_items,
+    subgraphs,
+)
 
 Known = Callable[[onnx.ModelProto], Mapping[str, onnx.TensorProto]]
 """Folds a model without conditionals and returns its constants."""
@@ -44,7 +52,7 @@ def without_conditionals(model: onnx.ModelProto, known: Known) -> onnx.ModelProt
 
 
 def _up_to(model: onnx.ModelProto, conditions: list[str]) -> onnx.ModelProto:
-    """Return a copy that computes only these conditions."""
+    """Return a copy of the model that computes only these conditions."""
     part = copy_of(model)
     graph = part.graph
     for node in graph.node:
@@ -55,7 +63,7 @@ def _up_to(model: onnx.ModelProto, conditions: list[str]) -> onnx.ModelProto:
     for node in reversed(graph.node):
         if wanted.intersection(node.output) and not is_operator(node, "If"):
             nodes.append(node)
-            wanted.update(filter(None, _read(node)))
+            wanted.update(filter(None, read_within(node)))
     replace_items(graph.node, reversed(nodes))
     named = dict.fromkeys(conditions)
     replace_items(graph.output, (onnx.helper.make_tensor_value_info(name, TensorProto.BOOL, None) for name in named))
@@ -72,12 +80,12 @@ def _branch(node: onnx.NodeProto, condition: bool) -> onnx.GraphProto:
 def _kinds(node: onnx.NodeProto) -> list[int]:
     """Return the element types of a conditional's outputs; 0 if no branch states one.
 
-    A branch whose result is a nested conditional's states its type inside that.
+    If a branch returns the result of a nested conditional, that conditional may state the type.
     """
     found = [0] * len(node.output)
     for branch in (_branch(node, True), _branch(node, False)):
         writers = {name: inner for inner in branch.node for name in inner.output}
-        nested: dict[tuple[str, ...], list[int]] = {}  # once each: a nest would take exponential time
+        nested: dict[tuple[str, ...], list[int]] = {}  # a search per output would take exponential time
         for place, value in enumerate(branch.output):
             kind, writer = value.type.tensor_type.elem_type, writers.get(value.name)
             if not kind and writer is not None and is_operator(writer, "If"):
@@ -89,17 +97,8 @@ def _kinds(node: onnx.NodeProto) -> list[int]:
     return found
 
 
-def _read(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the tensors that a node and its subgraphs read."""
-    yield from node.input
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                yield from _read(inner)
-
-
 def _taken(node: onnx.NodeProto, condition: bool, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return a branch's nodes under unique names; add its initializers to the graph."""
+    """Return the nodes of the branch taken, under unique names; add initializers to the graph."""
     branch, prefix = _branch(node, condition), f"{node.output[0]}.d5suite."
     names = {name: prefix + name for inner in branch.node for name in inner.output if name}
     names |= {tensor.name: prefix + tensor.name for tensor in branch.initializer}
@@ -123,11 +122,10 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
     for field in (node.input, node.output):
         for index, name in enumerate(field):
             field[index] = names.get(name, name)
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            own = {name for inner in graph.node for name in inner.output} | {t.name for t in graph.initializer}
-            rest = {name: new for name, new in names.items() if name not in own}
-            for inner in graph.node:
-                _rename(inner, rest)
-            for value in graph.output:
-                value.name = rest.get(value.name, value.name)
+    for graph in subgraphs(node):
+        own = {name for inner in graph.node for name in inner.output} | {t.name for t in graph.initializer}
+        rest = {name: new for name, new in names.items() if name not in own}
+        for inner in graph.node:
+            _rename(inner, rest)
+        for value in graph.output:
+            value.name = rest.get(value.name, value.name)

@@ -58,8 +58,8 @@ class CustomOperator:
     inputs, outputs : sequence of str
         Names of the tensors.
     meaning : sequence of tuple
-        ONNX nodes ``(operator, inputs, outputs, attributes)`` that compute the same. They are the
-        reference for answers, and determine the outputs' shapes and types.
+        ONNX nodes ``(operator, inputs, outputs, attributes)`` that compute the same
+        result. They are the reference for answers, and determine the outputs' shapes and types.
     source : str or Path, optional
         A ``.cc``, ``.cpp`` or, for a GPU, ``.cu`` file, relative to the folder of ``file``.
     cuda_source : str or Path, optional
@@ -226,7 +226,7 @@ class CustomOperator:
         return None
 
     def require_tensors(self, inputs: Sequence[str], outputs: int) -> None:
-        """Raise a `NetworkError` unless a node has its inputs and its number of outputs.
+        """Raise a `NetworkError` if a node's tensors differ from the operator's in number or order.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class CustomOperator:
             )
 
     def function(self, opset: int) -> onnx.FunctionProto:
-        """Return its meaning as an ONNX function.
+        """Return the operator's meaning as an ONNX function.
 
         Raises
         ------
@@ -319,7 +319,7 @@ class CustomOperator:
         *,
         backward: bool = False,
     ) -> None:
-        """Call a Python operator's functions outside any framework, as some hide exceptions.
+        """Call a Python operator's functions outside any framework, because some hide exceptions.
 
         Parameters
         ----------
@@ -332,7 +332,7 @@ class CustomOperator:
         Raises
         ------
         ConfigurationError
-            As `call_forward` and `call_backward`; other exceptions pass through.
+            As in `call_forward` and `call_backward`; other exceptions pass through.
         """
         outputs = self.call_forward(inputs, shapes, dtypes)
         if backward:

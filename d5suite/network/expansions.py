@@ -23,10 +23,10 @@ _ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 
 
 def expand(model: onnx.ModelProto) -> bool:
-    """Expand AffineGrid, RNN, computed bounds and statistics, and moments of LayerNormalization.
+    """Replace nodes that adapters lack: AffineGrid, RNN, Clip with computed bounds, and so on.
 
     Also cut pooling windows that exceed their image. The model's shapes must be inferred and its
-    constants folded. Returns whether any node was expanded.
+    constants folded. Returns whether any node was replaced.
     """
     graph, shapes = model.graph, shapes_of(model)
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info)}
@@ -105,7 +105,7 @@ def _write_batch_norm(node: onnx.NodeProto, write: NodeWriter, shapes: Mapping[s
 
 
 def _write_moments(node: onnx.NodeProto, write: NodeWriter, rank: int) -> None:
-    """Compute the mean and inverse deviation, the further outputs of a LayerNormalization."""
+    """Compute the second and third outputs of a LayerNormalization: mean and inverse deviation."""
     settings, x = attributes_of(node), node.input[0]
     axes = write.constant(np.arange(settings.get("axis", -1) % rank, rank))
     _, mean, inverse = [*node.output, "", ""][:3]
@@ -156,7 +156,7 @@ def _crops(node: onnx.NodeProto, fixed: Mapping[str, onnx.TensorProto]) -> bool:
 
 
 def _write_crop(node: onnx.NodeProto, write: NodeWriter, fixed: Mapping[str, onnx.TensorProto]) -> None:
-    """Write a Pad that both repeats cells and crops as a Slice and a Pad."""
+    """Replace a Pad that both crops and repeats cells by a Slice and a Pad."""
     pads = numpy_helper.to_array(fixed[node.input[1]]).reshape(2, -1)
     axes = numpy_helper.to_array(fixed[node.input[3]]) if len(node.input) > 3 else np.arange(pads.shape[1])
     starts, ends = np.maximum(-pads[0], 0), np.where(pads[1] < 0, pads[1], np.iinfo(np.int64).max)
@@ -187,7 +187,7 @@ class _Rnn:
 
     @classmethod
     def read(cls, node: onnx.NodeProto, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> _Rnn | None:
-        """Return None for unsupported variants: lengths, clipping, other activations."""
+        """Read an RNN node; return None for lengths, clipping and other unsupported variants."""
         settings = attributes_of(node)
         directions = 2 if settings.get("direction") == b"bidirectional" else 1
         names = [name.decode().lower() for name in settings.get("activations") or [b"tanh"] * directions]
@@ -202,7 +202,7 @@ class _Rnn:
 
     @property
     def steps(self) -> int:
-        """The steps of all directions."""
+        """Number of time steps, summed over the directions."""
         return self._steps * len(self._activations)
 
     def write(self, write: NodeWriter) -> None:

@@ -23,7 +23,7 @@ Shape = tuple[int | None, ...]
 """A tensor's dimensions; None where the size depends on the data (the batch)."""
 
 NUMBER = ".d5suite.number"
-"""Suffix of the scalar value of a weight that is stored as an array of length one."""
+"""Suffix of the scalar that is read from a scalar weight, stored as an array of length one."""
 
 _COPIES_WEIGHTS = frozenset({"Identity", "Shape", "Size"})
 """Operators that read a weight's sizes, or copy an equal weight of another layer."""
@@ -37,13 +37,13 @@ _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLi
 """Random operators, which are not folded."""
 
 
-@np.errstate(all="ignore")  # log(0) is an answer, too
+@np.errstate(all="ignore")  # log(0) is -inf, not an error
 def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None, budget: Budget | None = None) -> bool:
     """Replace nodes that read only constants or known dimensions by their values; drop dead nodes.
 
     ONNX's reference evaluator computes the values. The names of values that come from ``weights``
-    are added to ``weights``. Returns whether anything changed. What is computed is taken from the
-    budget; without one, from that of this model.
+    are added to ``weights``. Returns whether anything changed. Computed values count against the
+    budget, by default the model's own.
     """
     budget = Budget(model) if budget is None else budget
     weights = set() if weights is None else weights
@@ -131,7 +131,8 @@ def _keeps_weights(
 def _answers(node: onnx.NodeProto, arrays: Mapping[str, np.ndarray], name: str = "") -> list[np.ndarray]:
     """Return a node's outputs for constant inputs, by ONNX's reference evaluator.
 
-    Its GatherElements (onnx 1.23) fails beyond 63 indices along the axis, and for a negative one.
+    The evaluator's GatherElements (onnx 1.23) fails beyond 63 indices along the axis, and for a
+    negative axis.
     """
     from onnx.reference import ReferenceEvaluator
 
@@ -154,11 +155,11 @@ def _divides_by_zero(divisor: np.ndarray) -> bool:
 
 
 _LONGEST = 1 << 20
-"""Limit of the values of a tensor that is followed as dimensions."""
+"""Most values of a tensor that is followed because it holds dimensions."""
 
 
 def _most_values(node: onnx.NodeProto, arrays: Mapping[str, np.ndarray]) -> int:
-    """Return an upper limit of the values that one of `_MOVES`, or Equal, writes."""
+    """Return an upper bound on the number of values that a node of `_MOVES` or an Equal writes."""
     read = [arrays[i] for i in node.input if i]
     if node.op_type == "Concat":
         return sum(each.size for each in read)
@@ -183,7 +184,7 @@ _MOVES = frozenset({"Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", 
 """Operators that rearrange dimensions without computing with them."""
 
 _PLACES = frozenset({"Gather", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
-"""Those of them whose further inputs say where, or to which shape."""
+"""Operators of `_MOVES` whose further inputs are positions, sizes or axes."""
 
 _MEET = frozenset({"Add", "And", "Div", "Equal", "Greater", "Less", "MatMul", "Mul", "Or", "Pow", "Sub", "Sum",
                    "Where"})  # fmt: skip
@@ -194,7 +195,7 @@ _OPEN = -(1 << 40)
 
 
 class _Dimensions:
-    """Values of tensors that hold dimensions; an open dimension is a number up to `_OPEN`.
+    """Values of tensors that hold dimensions; numbers up to `_OPEN` mark open dimensions.
 
     Parameters
     ----------
@@ -220,10 +221,10 @@ class _Dimensions:
         self._identify(model)
 
     def _identify(self, model: onnx.ModelProto) -> None:
-        """Unify marks of equal open dimensions, which ONNX numbers anew.
+        """Unify the marks of equal open dimensions.
 
-        ONNX does so after a Reshape and where two tensors broadcast. A multiple of a dimension
-        keeps a mark of its own.
+        ONNX gives an open dimension a new name after a Reshape, and where two tensors broadcast. A
+        multiple of a dimension keeps a mark of its own.
         """
         multiples: dict[int, tuple[int, Fraction]] = {}
         first: dict[tuple[int, Fraction], int] = {}
@@ -277,10 +278,10 @@ class _Dimensions:
                 one, other = arrays[node.input[0]], arrays[node.input[1]]
                 low, high = np.minimum(one, other), np.maximum(one, other)
                 if ((low <= _OPEN) & (low != high) & ((high >= 0) | (high <= _OPEN))).any():
-                    return None  # an open dimension may be any number
+                    return None  # an open dimension may equal any number
             places = (self._values[i] for i in node.input[1:] if i in self._values)
             if node.op_type in _PLACES and any((place <= _OPEN).any() for place in places):
-                return None  # a mark is no place
+                return None  # a mark is not a position or size
             found = np.asarray(_answers(node, arrays)[0])
         else:
             return None
@@ -292,7 +293,10 @@ class _Dimensions:
         return found.astype(np.int32) if narrow else found
 
     def reshape(self, node: onnx.NodeProto) -> np.ndarray | None:
-        """Return a Reshape's target with -1 for its only open dimension, or None."""
+        """Return a Reshape's target shape, with -1 for its one open dimension.
+
+        None for any other node, and for a Reshape without exactly one open dimension.
+        """
         if node.op_type != "Reshape" or node.input[1] not in self._values:
             return None
         wanted = self._values[node.input[1]]
@@ -309,9 +313,10 @@ class _Dimensions:
         return np.where(wanted <= _OPEN, -1, wanted)
 
     def per_sample(self, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
-        """Return an Expand of a weight to the known batch, written as if the batch were open.
+        """Return nodes that replace an Expand of a weight to the known batch, as for an open batch.
 
-        Folding it would make a separate weight for every sample. Empty for any other Expand.
+        Folding the Expand would make a separate weight for every sample. The list is empty for any
+        other Expand.
         """
         x, wanted = node.input[0], numpy_helper.to_array(constants[node.input[1]])
         have = [1] * (len(wanted) - len(self._shapes.get(x, []))) + list(self._shapes.get(x, []))
@@ -329,7 +334,8 @@ class _Dimensions:
     def expand(self, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
         """Replace an Expand to an open dimension by a sum with zeros of that size.
 
-        The zeros come from an input of the network: whether its first elements exceed infinity.
+        The zeros are computed from an input of the network: they say whether its first elements
+        exceed infinity.
         Other nodes are returned unchanged.
         """
         if node.op_type != "Expand" or node.input[1] not in self._values or node.input[0] not in self._types:

@@ -19,6 +19,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from d5suite.errors import ConfigurationError
+from d5suite.network.graph_edits import remove_items, replace_items
 
 if TYPE_CHECKING:
     from d5suite.network.graph import Graph
@@ -78,7 +79,7 @@ def read_sample(path: Path) -> dict[str, np.ndarray]:
     Raises
     ------
     ConfigurationError
-        If it is missing, no such file, too large, or holds objects.
+        If the file is missing, too large or not an ``.npz`` file, or holds objects.
     """
     where = f"--inputs {path}"
     if not path.is_file():
@@ -110,10 +111,10 @@ _NUMBERS = frozenset(
 def fix_inputs(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], given: Mapping[str, Given]
 ) -> dict[str, np.ndarray]:
-    """Make constants of a model's inputs of one element that have a value; return them.
+    """Turn a model's one-element inputs that have a value into constants; return the constants.
 
-    So branches that depend on a sampling rate are decided, and the other inputs may have a common
-    batch.
+    This decides branches that depend on a sampling rate, for example, and the other inputs may then
+    have a common batch.
 
     Parameters
     ----------
@@ -138,21 +139,18 @@ def fix_inputs(
         if number is None or isinstance(number, Sequence) or not kind.HasField("shape") or math.prod(shape) != 1:
             continue
         if kind.elem_type not in _NUMBERS:
-            continue  # the check of the model names the type
+            continue  # the model's own check reports the type
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
         _check_numbers(value.name, dtype, [number])
         fixed[value.name] = np.full(shape, number, dtype)
     if fixed and len(fixed) == len(inputs):
         raise _nothing_varies("every input has one value")
-    kept = [value for value in graph.input if value.name not in fixed]
-    del graph.input[:]
-    graph.input.extend(kept)
-    nodes = list(graph.node)
-    del graph.node[:]
-    for name, array in fixed.items():
-        tensor = numpy_helper.from_array(array, name)
-        graph.node.append(helper.make_node("Constant", [], [name], f"{name}.given", value=tensor))
-    graph.node.extend(nodes)
+    remove_items(graph.input, lambda value: value.name in fixed)
+    constants = [
+        helper.make_node("Constant", [], [name], f"{name}.given", value=numpy_helper.from_array(array, name))
+        for name, array in fixed.items()
+    ]
+    replace_items(graph.node, [*constants, *graph.node])
     return fixed
 
 
@@ -173,9 +171,9 @@ def check_inputs(
     sample : mapping of str to numpy.ndarray
         Arrays by input, with the batch as their first axis where all inputs of the network have it.
     fixed : iterable of str
-        Inputs that `fix_inputs` made constants of.
+        Inputs that `fix_inputs` turned into constants.
     tables : mapping of str to int, optional
-        Rows of the smallest table that an input indexes.
+        By input: rows of the smallest table that it indexes.
 
     Raises
     ------
@@ -224,7 +222,7 @@ def _varies(array: np.ndarray) -> bool:
 
 
 def _check_numbers(name: str, dtype: np.dtype, numbers: Sequence[Number], rows: int | None = None) -> None:
-    """Check a value, or the ends of a range, whose last number is the one before the second."""
+    """Check a value, or both ends of a range; the range excludes the second end."""
     where = f"--input {name}={'..'.join(map(str, numbers))}"
     if dtype.kind == "f":
         if max(map(abs, numbers)) > float(np.finfo(dtype).max):
@@ -247,7 +245,7 @@ def _check_rows(name: str, first: int, last: int, rows: int | None, where: str) 
 def _check_array(network: Graph, name: str, array: np.ndarray, rows: int | None) -> None:
     """Check an array of a sample against an input's shape and type."""
     where, wanted, dtype = f"--inputs, array {name!r}", network.shapes[name], network.dtypes[name]
-    wanted = (None, *wanted[1:]) if network.batched else wanted  # rows fill any batch
+    wanted = (None, *wanted[1:]) if network.batched else wanted  # the sample's rows fill a batch of any size
     fits = len(array.shape) == len(wanted) and all(
         size in (None, given) for size, given in zip(wanted, array.shape, strict=True)
     )
@@ -271,7 +269,7 @@ def _check_array(network: Graph, name: str, array: np.ndarray, rows: int | None)
 
 
 def described(given: Mapping[str, Given], sample: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Return what is given in words, by input: ``16000``, ``0..256``, or a sample's digest."""
+    """Describe what is given, by input: ``16000``, ``0..256``, or a sample's digest."""
     found = {
         name: f"{number[0]}..{number[1]}" if isinstance(number, Sequence) else str(number)
         for name, number in given.items()

@@ -22,7 +22,7 @@ from d5suite.network.normalise import normalised
 from d5suite.network.parameters import computed
 
 _SETTINGS = {"Resize": (1, 2)}
-"""Floating-point inputs that are settings, not parameters: regions and scales, by input number."""
+"""By operator: numbers of floating-point inputs that are settings: regions and scales."""
 
 _MASKED = frozenset({"Add", "Attention", "Cast", "Concat", "Expand", "Gather", "Identity", "Max", "Min", "Mul",
                      "Reshape", "Slice", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where"})  # fmt: skip
@@ -55,7 +55,7 @@ class Node:
 
 
 class Graph:
-    """A neural network in neutral form, as data; `d5suite.network.Network` adds its rewrites.
+    """A neural network in neutral form; `d5suite.network.Network` adds methods that rewrite it.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Graph:
     """
 
     as_written = False
-    """Whether it is what a file has, unread; see `d5suite.network.as_written`."""
+    """Whether this is a file's network without conversion; see `d5suite.network.as_written`."""
 
     def __init__(
         self,
@@ -158,11 +158,11 @@ class Graph:
         return all(node.op_type in _MASKED for node in self.nodes if name in node.inputs)
 
     def _changes_nothing(self, name: str) -> bool:
-        """Return whether a tensor is a neutral scale or bias of an exporter, or a scatter's base.
+        """Return whether a tensor is an exporter's neutral scale or bias, or a scatter's base.
 
         Exporters write GroupNormalization as a reshape and an InstanceNormalization, and some store
-        the ones and zeros of the latter among the weights. The reshapes on both sides tell them
-        from the scale and bias of a layer.
+        the ones and zeros of the latter among the weights. The reshapes on both sides distinguish
+        them from the scale and bias of a layer.
         """
         value = self.initializers[name]
         if not value.size or (value != value.flat[0]).any():
@@ -235,7 +235,7 @@ class Graph:
         return self.label, self.loss
 
     def nodes_for(self, outputs: Iterable[str]) -> tuple[Node, ...]:
-        """Return the nodes that these outputs need, in an order in which they can run."""
+        """Return the nodes that these outputs need, in execution order."""
         needed = set(outputs)
         chosen = []
         for node in reversed(self.nodes):
@@ -268,7 +268,7 @@ def _dtypes_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:
 
 
 def _named_apart(nodes: list[Node]) -> list[Node]:
-    """Make names unique: a node without a name got one that another node may have."""
+    """Make node names unique: the generated name of a node without one may be taken."""
     taken: set[str] = set()
     apart = []
     for node in nodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,14 +24,35 @@ def replace_items(field: Any, items: Iterable[Any]) -> None:
 
 
 def remove_items(field: Any, unwanted: Callable[[Any], bool]) -> None:
-    """Remove items of a repeated field; the others stay where they are, uncopied."""
+    """Remove items of a repeated field, without copying the others."""
     for place in reversed(range(len(field))):
         if unwanted(field[place]):
             del field[place]
 
 
+def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and the nodes of their subgraphs."""
+    waiting = [nodes]
+    while waiting:
+        for node in waiting.pop():
+            yield node
+            waiting += [graph.node for graph in subgraphs(node)]
+
+
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the graphs that a node's attributes hold."""
+    return [graph for each in node.attribute for graph in (each.g, *each.graphs) if graph.node or graph.output]
+
+
+def read_within(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the tensors that a node and its subgraphs read."""
+    for inner in nodes_within([node]):
+        yield from inner.input
+        yield from (output.name for graph in subgraphs(inner) for output in graph.output)
+
+
 def rename_inputs(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
-    """Let nodes read other tensors: the new name by the old one."""
+    """Rename tensors in the inputs of nodes; ``names`` maps old names to new ones."""
     for node in nodes:
         for place, name in enumerate(node.input):
             if name in names:
@@ -55,7 +76,7 @@ def tensor_of(array: np.ndarray, name: str) -> onnx.TensorProto:
 
 
 class NodeWriter:
-    """Adds nodes and constants to a graph; their names begin with that of a tensor."""
+    """Adds nodes and constants to a graph, under names that begin with a prefix."""
 
     def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
         self._graph, self._prefix, self._count = graph, prefix, 0
@@ -120,7 +141,7 @@ def rewrite_nodes(graph: onnx.GraphProto, rewrite: Callable[[onnx.NodeProto, Nod
 
 
 def state_defaults(node: onnx.NodeProto, defaults: Iterable[onnx.AttributeProto]) -> None:
-    """State the defaults of attributes that a node omits."""
+    """Add to a node the default values of attributes that it omits."""
     stated = {attribute.name for attribute in node.attribute}
     node.attribute.extend(default for default in defaults if default.name not in ("", *stated))
 

@@ -1,10 +1,11 @@
-"""Bytes that a network's step holds, by the lives of its tensors: no framework runs.
+"""Count the bytes that a network's step holds, from the lifetimes of its tensors.
 
-A tensor lives from the node that writes it to the last one that reads it. `IN_PLACE` operators
-write over an input that nothing else reads; reshapes are views. A backward pass reads what the
-gradients' formulas need (`d5suite.network.work.BACKWARD_READS`). Recomputation keeps what crosses
-from one segment of nodes to another, and computes a segment's inside again (Chen et al., "Training
-Deep Nets with Sublinear Memory Cost", arXiv:1604.06174).
+No framework runs. A tensor lives from the node that writes it to the last one that reads it.
+`IN_PLACE` operators write over an input that nothing else reads; reshapes are views. A backward
+pass reads what the gradients' formulas need (`d5suite.network.work.BACKWARD_READS`).
+Recomputation keeps the tensors that cross from one segment of nodes to another, and recomputes
+those inside a segment (Chen et al., "Training Deep Nets with Sublinear Memory Cost",
+arXiv:1604.06174).
 
 May import `d5suite.network` and `d5suite.errors`.
 """
@@ -12,38 +13,39 @@ May import `d5suite.network` and `d5suite.errors`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from d5suite.errors import NetworkError
-from d5suite.network.analysis import IN_PLACE, shapes_of_batch
+from d5suite.network.analysis import IN_PLACE, differentiated, shapes_of_batch
 from d5suite.network.graph import Node
 from d5suite.network.model import Network
 from d5suite.network.operation import is_floating
-from d5suite.network.work import BACKWARD_READS, FROM_GRADIENTS_ALONE
+from d5suite.network.work import backward_reads
 
 FROM_INPUT = frozenset({"MaxPool"})
-"""Operators that frameworks differentiate from their input, although the places of the maxima would
-do: they save it, or their backward kernel reads it (tests/network/test_held.py)."""
+"""Operators whose input frameworks keep for the backward pass, although the positions of the maxima
+would suffice: the forward pass saves it, or the backward kernel reads it
+(tests/network/test_held.py)."""
 
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose output is a view of their input."""
 
 Use = tuple[frozenset[str], frozenset[str]]
-"""What a node reads and writes."""
+"""The tensors that a node reads, and those that it writes."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of one batch, inputs included; parameters and their gradients are not in them.
+    """Bytes held for one batch: inputs included, parameters and their gradients excluded.
 
     Attributes
     ----------
     parameters : int
         Trainable values.
     nodes : int
-        Of the loss.
+        Number of nodes that compute the loss.
     forward : int
         Most bytes alive at once in inference.
     kept : int
@@ -51,9 +53,9 @@ class Held:
     step : int
         Most bytes of activations and their gradients alive at once in a training step.
     recomputed : int
-        The same if all segments but the last are computed again.
+        As ``step``, if all segments but the last are recomputed.
     segments : int
-        Into how many.
+        Number of segments behind ``recomputed``: the one that needs the fewest bytes.
     """
 
     parameters: int
@@ -89,7 +91,7 @@ def held(network: Network, *, batch_size: int = 1, bytes_per_value: int = 4) -> 
     batch_size : int
         Ignored if the network fixes its batch size.
     bytes_per_value : int
-        Of a floating-point activation.
+        Bytes of one floating-point activation value.
 
     Raises
     ------
@@ -118,11 +120,11 @@ class Passed(NamedTuple):
     Attributes
     ----------
     parameters : int
-        Trainable values that no node before reads.
+        Trainable values that no earlier node reads.
     kept : int
-        Bytes that its backward pass reads, and that of no node before.
+        Bytes that the node's backward pass reads, and no earlier node's does.
     crossing : int
-        Bytes that this node and those before have written, and later ones read.
+        Bytes that this node or an earlier one has written, and a later one reads.
     """
 
     parameters: int
@@ -131,9 +133,9 @@ class Passed(NamedTuple):
 
 
 def passed(network: Network, *, batch_size: int = 1, bytes_per_value: int = 4) -> dict[str, Passed]:
-    """Return what each node of a network's loss holds and passes on, by name, in order.
+    """Return what each node that computes the loss holds and passes on, by name, in order.
 
-    Parameters are those of `held`.
+    The parameters are those of `held`.
 
     Raises
     ------
@@ -159,19 +161,19 @@ def passed(network: Network, *, batch_size: int = 1, bytes_per_value: int = 4) -
 
 
 def _divisions(nodes: int) -> list[int]:
-    """Return numbers of segments to try: powers of two up to twice the root of the nodes."""
+    """Return numbers of segments to try: powers of two up to twice the root of the node count."""
     return [2**power for power in range(max(1, 2 * math.isqrt(nodes)).bit_length())]
 
 
 class _Lives:
-    """The storage of each tensor, and which ones a node reads and writes."""
+    """The storage of each tensor, and the storages that a node reads and writes."""
 
     def __init__(self, network: Network, batch_size: int, bytes_per_value: int) -> None:
         self.network = network
         self._shapes = shapes_of_batch(network, batch_size)
         self._width = bytes_per_value
         self.inputs = frozenset(name for name in (*network.inputs, network.label) if name)
-        self._moved = set(network.parameters)
+        self._moved = differentiated(network)
         self._place: dict[str, str] = {}
         self._read = set(network.outputs)
         readers: dict[str, int] = {}
@@ -186,11 +188,9 @@ class _Lives:
                 same = self._shape(first) and self._bytes(first) == self._bytes(node.outputs[0])
                 if same and first not in network.initializers:
                     self._place[node.outputs[0]] = self.place(first)
-            if any(name in self._moved for name in node.inputs):
-                self._moved.update(name for name in node.outputs if name and self._floats(name))
 
     def place(self, name: str) -> str:
-        """Return the tensor whose storage this one has."""
+        """Return the tensor whose storage this one uses; itself if it has its own."""
         return self._place.get(name, name)
 
     def _floats(self, name: str) -> bool:
@@ -225,22 +225,17 @@ class _Lives:
         moved = [index for index, name in enumerate(node.inputs) if name in self._moved]
         if moved and node.op_type in FROM_INPUT:
             return self._storages(node.inputs[:1])
-        if not moved or node.op_type in FROM_GRADIENTS_ALONE:
-            return set()
-        everything = tuple(range(len(node.inputs)))
-        rules: Mapping[int, tuple[int, ...]] = BACKWARD_READS.get(node.op_type, {})
-        needed = {each for index in moved for each in rules.get(index, everything)}
-        return self._storages([node.inputs[index] for index in needed if index < len(node.inputs)])
+        return self._storages(backward_reads(node, moved))
 
     def _backward(self, node: Node, again: frozenset[str]) -> Use:
-        """Return what a backward pass reads and writes; ``again`` was computed again."""
+        """Return what a backward pass reads and writes; ``again`` holds the recomputed tensors."""
         grown = self._storages([name for name in node.inputs if name in self._moved])
         given = self._storages([name for name in self._written(node) if name in self._moved])
         read = {_AGAIN + name if name in again else name for name in self.kept(node)}
         return frozenset(read | {_SLOPE + name for name in given}), frozenset(_SLOPE + name for name in grown)
 
     def step(self, nodes: Sequence[Node], segments: int) -> list[Use]:
-        """Return the uses of a training step whose nodes are divided into segments."""
+        """Return the uses of a training step, in order; segments but the last are recomputed."""
         length = -(-len(nodes) // segments)
         parts = [nodes[start : start + length] for start in range(0, len(nodes), length)]
         uses = [self.forward(node) for node in nodes]
@@ -272,7 +267,7 @@ class _Lives:
 
 _AGAIN, _SLOPE = "\x01", "\x02"
 _MARKS = _AGAIN + _SLOPE
-"""Marks of a tensor that was computed again, and of a gradient: no name in a file has them."""
+"""Prefixes of a recomputed tensor and of a gradient; no tensor name in a file contains them."""
 
 
 def _renamed(names: frozenset[str], again: frozenset[str]) -> frozenset[str]:

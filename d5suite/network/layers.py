@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from d5suite.errors import NetworkError
-from d5suite.network.analysis import shapes_of_batch
+from d5suite.network.analysis import differentiated, shapes_of_batch
 from d5suite.network.graph import Node
 from d5suite.network.model import Network
 from d5suite.network.operation import Operation, is_floating
@@ -29,9 +29,9 @@ class LayerFacts:
     ----------
     op_type : str
     stage : str
-        The part of the network that its name says, see `stages`.
+        The part of the network that the node's name states; see `stages`.
     shape : tuple of int
-        Of its first output.
+        Shape of the node's first output.
     flops, backward_flops, bytes, backward_bytes : int or None
         As `d5suite.network.work.Work` counts them; None if not counted.
     """
@@ -47,7 +47,7 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A node in its network, with what `work` reads of an `Operation`."""
+    """A node of a network, with the attributes of an `Operation` that `work` reads."""
 
     node: Node
     shapes: Mapping[str, tuple[int, ...]]
@@ -83,12 +83,10 @@ def layer_facts(network: Network, *, batch_size: int = 1, bytes_per_value: int =
         if name in network.dtypes
     }
     stage = stages([node.name for node in network.nodes])
-    moved = set(network.parameters)  # tensors through which a gradient flows
+    moved = differentiated(network)
     found = {}
     for node in network.nodes:
         differentiable = tuple(index for index, name in enumerate(node.inputs) if name in moved)
-        if differentiable:
-            moved.update(name for name in node.outputs if name and is_floating(network.dtypes.get(name, np.dtype(int))))
         first = next(name for name in node.outputs if name)
         counted: tuple[int | None, ...] = (None,) * 4
         if all(name in itemsize for name in (*node.inputs, first) if name):
@@ -98,7 +96,7 @@ def layer_facts(network: Network, *, batch_size: int = 1, bytes_per_value: int =
                 backward = (cost.backward_flops, cost.backward_bytes) if differentiable else (0, 0)
                 counted = cost.flops, backward[0], cost.bytes, backward[1]
             except (NetworkError, KeyError, IndexError, TypeError):
-                pass  # an operator whose work is not defined
+                pass  # no work is defined for this operator
         found[node.name] = LayerFacts(node.op_type, stage[node.name], shapes.get(first, ()), *counted)
     return found
 

@@ -1,8 +1,8 @@
-"""Refuse models that grow beyond all use, before anything is computed.
+"""Refuse models that expand to an excessive size, before anything is computed.
 
-A few hundred bytes of ONNX can describe 2**60 nodes or values: functions that each call another one
-twice, a chain of Concat, a Range, a long RNN. May import ONNX, NumPy and, from d5suite, `errors`
-and `network.operators`.
+A few hundred bytes of ONNX can describe 2**60 nodes or values: functions that each call the next
+twice, a chain of Concat, a Range, a long RNN. May import ONNX, NumPy and, from d5suite, `errors`,
+`network.graph_edits` and `network.operators`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import onnx
 from onnx import numpy_helper
 
 from d5suite.errors import NetworkError
+from d5suite.network.graph_edits import nodes_within
 from d5suite.network.operators import FAMILIES
 
 MOST_AXES = 32
@@ -35,16 +36,16 @@ MOST_VALUES = 1 << 27
 which are filled when they are read, has 103 million."""
 
 MOST_KEPT, MOST_FOLDED, PER_STORED = 200_000_000, 1 << 30, 8
-"""Limits of the values of computed constants, together: of those that are still read, and of all.
+"""Limits of the total number of values in computed constants: in those still read, and in all.
 For each value that the file holds, `PER_STORED` more are allowed. VGG-19's weights, which ONNX's
 light network leaves to be filled, have 144 million values."""
 
 MOST_SLOW, MOST_PRODUCTS = 1 << 18, 1 << 30
-"""Values, and products of numbers, beyond which a node is not folded: ONNX's reference evaluator
-computes the operators of `_SLOW` in loops of Python, a microsecond or more per value."""
+"""Numbers of values, and of multiplications, beyond which a node is not folded: ONNX's reference
+evaluator computes the operators of `_SLOW` in Python loops, a microsecond or more per value."""
 
 MOST_LISTED = 1 << 20
-"""Values of all Concat and Range nodes up to which ONNX may follow them."""
+"""Most values of all Concat and Range nodes together for which ONNX may propagate dimensions."""
 
 _SLOW = frozenset({
     *FAMILIES["convolution"], *FAMILIES["normalization"], *FAMILIES["pooling"], *FAMILIES["sequence"],
@@ -61,15 +62,15 @@ _EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
 
 
 def check_growth(model: onnx.ModelProto) -> None:
-    """Refuse a model that ONNX's own code would spend all time or memory on.
+    """Refuse a model on which ONNX's own code would exhaust time or memory.
 
     Raises
     ------
     NetworkError
-        For an equation of Einsum in another form, which ONNX (1.23) reads for ever; a tensor of
-        more than `MOST_AXES`; and functions that call themselves or grow beyond `MOST_NODES`.
+        For a malformed equation of an Einsum, on which ONNX (1.23) loops forever; a tensor of more
+        than `MOST_AXES` axes; and functions that call themselves or grow beyond `MOST_NODES`.
     """
-    for node in (each for nodes in _bodies(model) for each in _within(nodes)):
+    for node in (each for nodes in _bodies(model) for each in nodes_within(nodes)):
         if node.op_type == "Einsum" and node.domain in ("", "ai.onnx"):
             _check_equation(node)
         for attribute in node.attribute:
@@ -95,16 +96,6 @@ def _bodies(model: onnx.ModelProto) -> Iterator[Iterable[onnx.NodeProto]]:
         yield function.node
 
 
-def _within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those of their subgraphs."""
-    waiting = [nodes]
-    while waiting:
-        for node in waiting.pop():
-            yield node
-            for attribute in node.attribute:
-                waiting += [graph.node for graph in (attribute.g, *attribute.graphs) if graph.node]
-
-
 def _check_equation(node: onnx.NodeProto) -> None:
     for attribute in node.attribute:
         if attribute.name == "equation" and not attribute.ref_attr_name:
@@ -122,7 +113,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
     plain: dict[_Key, tuple[int, int]] = {}
     calls: dict[_Key, Counter[_Key]] = {}
     for key, function in functions.items():
-        nodes = list(_within(function.node))
+        nodes = list(nodes_within(function.node))
         called = Counter(name for name in map(_called, nodes) if name in functions)
         plain[key], calls[key] = (len(nodes) - called.total(), function.ByteSize()), called
     try:
@@ -138,7 +129,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
         inner = [(whole[name], times) for name, times in calls[key].items()]
         count, size = (plain[key][i] + sum(each[i] * times for each, times in inner) for i in (0, 1))
         whole[key] = count, size, 1 + max((each[2] for each, _ in inner), default=0)
-    called = Counter(name for name in map(_called, _within(model.graph.node)) if name in whole)
+    called = Counter(name for name in map(_called, nodes_within(model.graph.node)) if name in whole)
     count, size = (sum(whole[name][i] * times for name, times in called.items()) for i in (0, 1))
     depth = max((each[2] for each in whole.values()), default=0)
     if count > MOST_NODES or size > MOST_NODE_BYTES or depth > DEEPEST:
@@ -199,7 +190,7 @@ class Budget:
     Parameters
     ----------
     model : onnx.ModelProto
-        As it was read.
+        The model as it was read.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -212,7 +203,7 @@ class Budget:
         Raises
         ------
         NetworkError
-            If they are more than are left.
+            If they exceed what is left of the budget.
         """
         self._room -= values
         self._work -= values
@@ -224,12 +215,12 @@ class Budget:
             )
 
     def give_back(self, values: int) -> None:
-        """Count values that nothing reads any more."""
+        """Return to the budget values that nothing reads any more."""
         self._room += values
 
 
 def takes_long(operator: str, read: Sequence[Sequence[int]], written: Sequence[Sequence[int | None]]) -> bool:
-    """Return whether computing a node of these inputs and outputs takes more than a second."""
+    """Return whether a node with inputs and outputs of these shapes takes more than a second."""
     values = sum(math.prod(shape) for shape in read)
     made = sum(math.prod(size or 0 for size in shape) for shape in written)
     if operator in ("Gemm", "MatMul"):

@@ -26,7 +26,7 @@ class Network(Graph):
     Attributes
     ----------
     fixed : tuple of str
-        Inputs of the file of which `load` made constants.
+        Inputs of the file that `load` turned into constants.
     """
 
     fixed: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Network(Graph):
         shapes : mapping, optional
             As in `Network`.
         given : mapping of str to Given, optional
-            Values by input: those of one element become constants; see
+            Values by input; inputs of one element become constants: see
             `d5suite.network.given_inputs.fix_inputs`.
         **names
             ``name``, ``input``, ``output``, ``label`` and ``loss`` as in `Network`.
@@ -124,8 +124,8 @@ class Network(Graph):
         ----------
         outputs : sequence of str
             Floating-point outputs with the batch as their first axis. The label, the target, is
-            float32 of the output's shape; (N, total size) for several outputs. Without a common
-            batch of the inputs, all outputs are one row, (1, total size).
+            float32 of the output's shape; (N, total size) for several outputs. If the inputs have
+            no common batch, all outputs form one row, (1, total size).
         """
         if self.loss is not None:
             return self
@@ -167,7 +167,7 @@ class Network(Graph):
         return self._with(rewrites.with_label_smoothing(self, smoothing), *self.require_loss()) if smoothing else self
 
     def without_dropout(self) -> Network:
-        """Return the network without Dropout, for validation: no two frameworks drop the same."""
+        """Return the network without Dropout, for validation: frameworks drop different values."""
         if all(node.op_type != "Dropout" for node in self.nodes):
             return self
         return self._with(rewrites.without_dropout(self), self.label, self.loss)

@@ -1,7 +1,7 @@
 """Bring an ONNX model into the one form that adapters read.
 
 That form has operator set `OPSET` or later, weights in float32, constants folded into initializers,
-and all shapes inferred. May import ONNX, NumPy, `d5suite.errors` and the modules beside.
+and all shapes inferred. May import ONNX, NumPy, `d5suite.errors` and `d5suite.network`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     except NetworkError:
         raise
     except Exception as error:  # onnx raises errors of any type
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()][:3]  # the node is in a later one
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()][:3]  # a later line names the node
         what = " ".join(lines) or type(error).__name__
         if shapes and _is_normal(given, name):
             stated = ", ".join(f"{key} {'x'.join(map(str, shape))}" for key, shape in shapes.items())
@@ -227,7 +227,7 @@ def _check_model(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
 
 
 def _set_shapes(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Fix the dimensions of inputs, and clear the inferred shapes, which are of open dimensions."""
+    """Fix the dimensions of inputs; clear the shapes, which were inferred for open dimensions."""
     inputs = {value.name: value.type.tensor_type for value in model.graph.input}
     for key, wanted in shapes.items():
         if key not in inputs:
@@ -261,7 +261,7 @@ def forget_shapes(model: onnx.ModelProto) -> None:
 def shapes_at(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
     """Return the shapes of a normalised model's tensors for inputs of these shapes.
 
-    It is empty if ONNX's inference refuses them.
+    The result is empty if ONNX's shape inference refuses the inputs' shapes.
     """
     light = without_weights(model)
     try:
@@ -302,7 +302,7 @@ def _is_weight(tensor: onnx.TensorProto) -> bool:
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with weights as inputs: ONNX's tools copy models, and 2 GiB is their limit."""
+    """Return a copy with weights as inputs: ONNX's tools copy models, and only up to 2 GiB."""
     graph = model.graph
     light = onnx.helper.make_model(
         onnx.GraphProto(
@@ -353,7 +353,7 @@ _LIKE_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
 
 def infer(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Infer the shapes of a model without weights; nodes without inference are replaced in it."""
+    """Infer the shapes of a model without weights; replace nodes that ONNX has no inference for."""
     repairs.count_windows(model)
     for node in model.graph.node:
         if node.op_type in _LIKE_INPUT and not node.domain:

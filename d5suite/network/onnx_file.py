@@ -52,7 +52,7 @@ def read(path: Path) -> onnx.ModelProto:
 
 def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
     folder = path.parent.resolve()
-    linked = path.resolve().parent  # a cache of downloads links to a folder of all its files
+    linked = path.resolve().parent  # a download cache links to one folder with all its files
     for tensor in (*_tensors(model.graph), *(t for f in model.functions for n in f.node for t in _tensors_of(n))):
         if not onnx.external_data_helper.uses_external_data(tensor):
             continue
@@ -103,7 +103,7 @@ def _check_location(target: Path, location: str, tensor: str, where: str) -> Non
     """Refuse a location that no file can have."""
     try:
         os.lstat(target)
-    except (FileNotFoundError, NotADirectoryError):  # told below
+    except (FileNotFoundError, NotADirectoryError):  # the caller reports a missing file
         return
     except (OSError, ValueError) as error:
         raise NetworkError(
@@ -128,7 +128,7 @@ def _tensors_of(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def _bytes(tensor: onnx.TensorProto) -> int:
-    """Return the least bytes of a tensor's data; types smaller than a byte are packed."""
+    """Return the least number of bytes of a tensor's data; types below one byte are packed."""
     try:
         size = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
     except KeyError:
@@ -137,7 +137,7 @@ def _bytes(tensor: onnx.TensorProto) -> int:
 
 
 def opset(model: onnx.ModelProto, name: str) -> int:
-    """Return the operator-set version of a model; refuse several, old ones and unknown ones."""
+    """Return the operator-set version of a model; refuse several, too old, and unknown versions."""
     versions = {o.version for o in model.opset_import if o.domain in ("", "ai.onnx")} or {0}
     least, newest, newest_file = min(versions), onnx.defs.onnx_opset_version(), int(onnx.IR_VERSION)
     if len(versions) > 1:

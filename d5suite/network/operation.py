@@ -51,7 +51,7 @@ _GRADIENT_FREE_OUTPUTS: Mapping[str, tuple[int, ...]] = {
     "Attention": (1, 2, 3), "BatchNormalization": (1, 2), "LayerNormalization": (1, 2), "SoftmaxCrossEntropyLoss": (1,),
     **dict.fromkeys(("Ceil", "EyeLike", "Floor", "Hardmax", "Round", "Sign"), (0,)),
 }  # fmt: skip
-"""Floating-point outputs without a gradient: statistics and caches of the pass, and steps."""
+"""Floating-point outputs without a gradient: statistics, caches, and step functions."""
 
 
 class Operation:

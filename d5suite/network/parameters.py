@@ -1,4 +1,4 @@
-"""Tell a model's weights from constants of its code, and keep shared weights shared.
+"""Distinguish a model's weights from constants of its code, and keep shared weights shared.
 
 May import ONNX, NumPy and, from d5suite, `network.folding`.
 """
@@ -55,7 +55,7 @@ def weights_of(model: onnx.ModelProto) -> set[str]:
 
 
 _REPLACED = "__SHAPE"
-"""Suffix of the shape of a replaced weight."""
+"""Suffix of the tensor that holds the shape of a replaced weight."""
 
 _NUMBERS = {
     # constants are called onnx::Mul_39 and val_128, even if a tool has dropped the signature
@@ -97,7 +97,7 @@ def _folded(model: onnx.ModelProto) -> dict[str, list[str]]:
 
 
 def _signature(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the kinds of inputs and initializers in PyTorch's newer exporter's signature."""
+    """Return the kinds of inputs and initializers in the signature of PyTorch's newer exporter."""
     stated = {each.key: each.value for each in (*model.metadata_props, *model.graph.metadata_props)}
     signed = next((value for key, value in stated.items() if key.endswith(_SIGNED)), "")
     return {name: kind for kind, name in _SIGNATURE.findall(signed)}
@@ -123,7 +123,7 @@ def mark_computed(model: onnx.ModelProto, weights: set[str]) -> None:
 
 
 def tied_products(model: onnx.ModelProto, weights: set[str]) -> dict[str, str]:
-    """Return matrices with several readers, by the products that read them transposed."""
+    """Return, by output of a MatMul, the shared matrix that the MatMul reads transposed."""
     graph = model.graph
     matrices = {t.name for t in graph.initializer if t.name in weights and len(t.dims) == 2}
     readers = Counter(name for node in graph.node for name in node.input)
@@ -166,9 +166,9 @@ def turn_twins(model: onnx.ModelProto, weights: set[str]) -> None:
 def join_copies(model: onnx.ModelProto, weights: set[str]) -> None:
     """Join copies of a weight that nodes of the same layer read.
 
-    PyTorch's older exporter stores equal initializers once, with an Identity for every other one.
-    If a layer is called twice, they are one weight. If new layers have equal initial values, they
-    are several; then the readers belong to different layers.
+    PyTorch's older exporter stores equal initializers once, and writes an Identity for every
+    further copy. The copies are one weight if a layer is called twice. They are several weights if
+    different layers have equal initial values; then the readers belong to different layers.
     """
     graph = model.graph
     arrays = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.name in weights}
@@ -198,12 +198,12 @@ def _layer(name: str) -> str:
 
 
 def _is_drawn(array: np.ndarray) -> bool:
-    """Return whether equal copies are no accident, unlike initial ones, zeros or identities."""
+    """Return whether equal copies are no coincidence, unlike initial ones, zeros or identities."""
     return _is_telling(array) if array.ndim > 1 else array.size > 1 and bool(np.ptp(array) > 0)
 
 
 def _is_telling(array: np.ndarray) -> bool:
-    """Return whether an equal transpose is no accident: not constant and not symmetric."""
+    """Return whether an equal transpose is no coincidence: not constant and not symmetric."""
     return array.size > 0 and bool(np.ptp(array) > 0) and not np.array_equal(array, np.swapaxes(array, -1, -2))
 
 

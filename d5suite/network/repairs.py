@@ -18,10 +18,10 @@ from d5suite.network.operators import REDUCTIONS
 
 
 def flatten_for_hardmax(model: onnx.ModelProto) -> None:
-    """Write a Hardmax before operator set 13 as a Hardmax of rows.
+    """Rewrite a Hardmax of an operator set before 13 as a Hardmax over rows.
 
     Before 13, Hardmax flattened all axes from ``axis`` on into one. ONNX's converter (1.23) ignores
-    that.
+    this difference.
     """
 
     def rewrite(node: onnx.NodeProto, write: edits.NodeWriter) -> bool:
@@ -87,8 +87,8 @@ def end_training(model: onnx.ModelProto) -> None:
 def repair_resizes(model: onnx.ModelProto) -> None:
     """Set the modes that Upsample, and Resize before operator set 11, imply.
 
-    ONNX's converter (1.23) does not. The input index is the output index over the scale, rounded
-    down, or up if the image shrinks (node tests of Resize, operator set 10).
+    ONNX's converter (1.23) does not set them. The input index is the output index over the scale,
+    rounded down, or up if the image shrinks (node tests of Resize, operator set 10).
     """
     constants = constants_of(model)
     for node in model.graph.node:
@@ -201,7 +201,7 @@ def repair_ranks(model: onnx.ModelProto) -> None:
 
 
 def name_nodes_apart(model: onnx.ModelProto) -> None:
-    """Give each node that has another's name one of its own; ONNX only recommends unique names."""
+    """Rename nodes whose name another node has; ONNX only recommends unique names."""
     taken = {node.name for node in model.graph.node}
     seen: set[str] = set()
     for node in model.graph.node:

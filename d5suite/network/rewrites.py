@@ -61,7 +61,7 @@ def with_squared_error(network: Graph, outputs: Sequence[str]) -> onnx.ModelProt
     found = [wide(name, place) for place, name in enumerate(outputs)]
     shapes = [network.shapes[name] for name in outputs]
     shape = [network.batch_size or "N", *(n or 1 for n in shapes[0][1:])]
-    if not network.batched:  # all of it is one sample
+    if not network.batched:  # the whole output is one sample
         row = write.constant(np.array([1, -1]))
         found = [write.node("Reshape", name, row) for name in found]
         shape = [1, sum(math.prod(n or 1 for n in each) for each in shapes)]
@@ -163,13 +163,8 @@ def generic_weights(network: Graph) -> dict[str, np.ndarray]:
 def with_initializers(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> onnx.ModelProto:
     """Return a copy of a model with these initializers."""
     other = copy_of(model)
-    other.graph.ClearField("initializer")
-    _add_initializers(other, values)
+    replace_items(other.graph.initializer, (numpy_helper.from_array(value, name) for name, value in values.items()))
     return other
-
-
-def _add_initializers(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> None:
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
 
 
 def _free_names(model: onnx.ModelProto) -> tuple[str, str]:
@@ -184,7 +179,7 @@ def _free_names(model: onnx.ModelProto) -> tuple[str, str]:
 def _with_label_and_loss(
     model: onnx.ModelProto, label: str, label_shape: list[int | str], loss: str, kind: int = TensorProto.INT64
 ) -> onnx.ModelProto:
-    """Declare both, as the last input and the last output."""
+    """Declare the label as the last input and the loss as the last output."""
     model.graph.input.append(make_tensor_value_info(label, kind, label_shape))
     model.graph.output.append(make_tensor_value_info(loss, TensorProto.FLOAT, []))
     return model
@@ -206,7 +201,7 @@ def _without_loss(network: Graph) -> onnx.ModelProto:
 
 
 def _logits(network: Graph) -> str:
-    """Return the input of the output's Softmax, seen through reshapes; else the output."""
+    """Return the input of a final Softmax, which only reshapes may follow; else the output."""
     tensor = network.output
     for node in reversed(network.nodes):
         if tensor in node.outputs and node.op_type == "Softmax":

@@ -99,7 +99,7 @@ def checked_input(key: str, value: Any, floating: np.dtype, *, where: str) -> Te
 
 
 def _tensor_problem(tensor: Tensor) -> str | None:
-    """Return why a tensor cannot be drawn, or None."""
+    """Return why a tensor cannot be drawn; None if it can."""
     shape, kind, low, high = tensor.shape, tensor.kind, tensor.low, tensor.high
     if not isinstance(shape, tuple | list) or not all(_is_integer(n) and n >= 0 for n in shape):
         return f"{shape!r} is not a shape of whole numbers from 0"

@@ -1,6 +1,6 @@
 """A user's own network: which loss fits, and which values its inputs accept.
 
-May import ONNX, NumPy and, from d5suite, `errors`.
+May import ONNX, NumPy and, from d5suite, `errors` and `network`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from d5suite.errors import ConfigurationError, NetworkError, UnreadNetworkError
+from d5suite.network.analysis import differentiated
 from d5suite.network.as_written import load_as_written
 from d5suite.network.given_inputs import Given, check_inputs
 from d5suite.network.graph import Node
@@ -85,10 +86,11 @@ def load_user_network(
     batch_size: int,
     given: Mapping[str, Given] | None = None,
 ) -> UserNetwork:
-    """Read a user's network, and add a loss. A valid file that d5suite does not read stays unread.
+    """Read a user's network and add a loss.
 
-    It is softmax cross-entropy of the first output of class scores; without such an output, the
-    squared error of all floating-point outputs.
+    The loss is softmax cross-entropy of the first output of class scores; without such an output,
+    the squared error of all floating-point outputs. A valid ONNX file that d5suite does not read is
+    kept as written.
 
     Parameters
     ----------
@@ -136,7 +138,7 @@ def load_user_network(
 def _as_written(
     path: str | Path, shapes: Mapping[str, Sequence[int]], given: Mapping[str, Given] | None, error: UnreadNetworkError
 ) -> UserNetwork:
-    """Return the network as its file has it; raise the error if that is not valid ONNX."""
+    """Return the network as the file states it; raise ``error`` if the file is not valid ONNX."""
     try:
         network = load_as_written(path, shapes=shapes, given=given)
     except NetworkError:
@@ -161,7 +163,7 @@ def _require_sizes(network: Network, path: str | Path) -> None:
 
 
 def _has_other_rows(network: Network, batch_size: int) -> bool:
-    """Return whether an output's open first axis is not the batch, such as that of all boxes."""
+    """Return whether an output has an open first axis that is not the batch, such as boxes."""
     if not network.batched:
         return False
     batch = max(batch_size, 2)
@@ -176,7 +178,7 @@ def _with_batch(network: Network, batch_size: int) -> dict[str, list[int]]:
 
 
 def _needs_batch(network: Network) -> bool:
-    """Return whether a size, other than of a first axis, depends on the batch."""
+    """Return whether the graph may use its batch size other than as the length of first axes."""
     shapes = [network.shapes.get(name) for node in network.nodes for name in node.outputs if name]
     computes = ("MaxUnpool", "ScatterElements", "ScatterND", "Shape", "Size", "Split")
     lengths = {n.inputs[4] for n in network.nodes if n.op_type in ("GRU", "LSTM") and len(n.inputs) > 4}
@@ -209,11 +211,7 @@ def _trained_outputs(network: Network) -> tuple[list[str], str]:
     """Return the floating-point outputs that depend on a parameter, or why there are none."""
     if not network.parameters:
         return [], "the network has no parameters"
-    trained = set(network.parameters)
-    for node in network.nodes:
-        if not trained.isdisjoint(node.inputs):
-            kinds = {name: network.dtypes.get(name) for name in node.outputs if name}
-            trained.update(name for name, kind in kinds.items() if kind is None or kind.kind == "f")
+    trained = differentiated(network)
     outputs = [name for name in network.outputs if name in trained]
     return outputs, "" if outputs else "no output of floating-point numbers depends on a parameter"
 
@@ -230,9 +228,9 @@ def _compared(network: Network, outputs: Sequence[str]) -> list[str]:
 
 
 def _classifying(network: Network, outputs: Sequence[str]) -> tuple[str, int | None]:
-    """Return the output that a classification loss fits and the axis of its classes, or "".
+    """Return the output that a classification loss fits, and the axis of its classes.
 
-    The axis is None if a sample has one label.
+    The output is "" if none fits. The axis is None if a sample has one label.
     """
     if not network.batched:
         return "", None
@@ -281,7 +279,7 @@ def input_ranges(network: Network) -> dict[str, tuple[int, int]]:
 
 
 def _table(network: Network, name: str) -> int | None:
-    """Return the number of rows of the smallest table that an input indexes, or None."""
+    """Return the rows of the smallest table that an input indexes; None if it indexes none."""
     same, sizes = {name}, []
     for node in network.nodes:
         if node.op_type in _MOVES and node.inputs[0] in same:

@@ -185,7 +185,7 @@ def require_valid(
 def require_sound(network: Graph) -> None:
     """Raise a `NetworkError` for weights that are not finite and for invalid nodes.
 
-    Such a network would fail in every backend, and the backends would be blamed.
+    Such a network would fail in every backend, as if the backends were wrong.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 
 
 def without_kernels(types: Mapping[str, Collection[str]], reason: str) -> Variant:
-    """Return a variant: by operator, the types of the first input that it has no kernel for."""
+    """Return a variant: operators whose first input has a type that they have no kernel for."""
 
     def why(node: Node, context: NodeContext) -> str:
         lacking = types.get(node.op_type, ())
@@ -111,7 +111,7 @@ def _static(node: Node, context: NodeContext) -> str:
 
 
 def _further(node: Node, context: NodeContext) -> str:
-    """Name an output that is read and not computed: of most operators only the first one is."""
+    """Return which output is read but not computed; most operators compute only the first."""
     read = [] if node.op_type in SEVERAL_OUTPUTS else [name for name in node.outputs[1:] if name in context.readers]
     return (
         f"its further output {read[0]!r} is read, but only the first output of this operator is computed"
@@ -121,7 +121,7 @@ def _further(node: Node, context: NodeContext) -> str:
 
 
 def interpolated(node: Node, context: NodeContext) -> str:
-    """Return why no integers are interpolated."""
+    """Return why the interpolation of integers is not supported."""
     kind, mode = node.op_type, node.attributes.get("mode")
     whole = kind in ("GridSample", "Resize") and mode in ("linear", "cubic") and context.is_integer(node.inputs[0])
     return "ONNX does not say how an interpolated integer is rounded" if whole else ""

@@ -1,4 +1,4 @@
-"""The cost of one operation from its shapes: floating-point operations and bytes, both directions.
+"""The cost of one operation from its shapes: floating-point operations and bytes per direction.
 
 Counting rules
 --------------
@@ -46,7 +46,7 @@ PER_ELEMENT = {
 """Operations per element of the largest input or output; an elementary function counts 1."""
 
 LOOKED_UP = {"Gather": 0, "GatherElements": 0, "GatherND": 0}
-"""The input number of the table from which an operator reads only the elements of its output."""
+"""By operator: the number of its table input, of which only the output's elements are read."""
 
 FROM_GRADIENTS_ALONE = frozenset({
     "Add", "AveragePool", "Cast", "Col2Im", "Concat", "CumSum", "DFT", "DepthToSpace", "Dropout", "Expand", "Flatten",
@@ -110,7 +110,7 @@ class Work:
     flops : int
         Floating-point operations forward; 0 for an operator that only moves data.
     backward_flops : int or None
-        The same backward; None if not counted.
+        Floating-point operations backward; None if not counted.
     bytes, backward_bytes : int
         Compulsory traffic.
     terms, backward_terms : int
@@ -172,7 +172,8 @@ def traffic(operation: Operation, *, backward: bool = False, views: Collection[s
     backward : bool
         Count the backward pass.
     views : collection of str
-        Outputs, or inputs whose gradients, a framework returns as views, without moving data.
+        Outputs that a framework returns as views, without moving data; for the backward pass, the
+        inputs whose gradients it returns as views.
     """
     node = operation.node
     if not backward:
@@ -186,14 +187,17 @@ def traffic(operation: Operation, *, backward: bool = False, views: Collection[s
     moved = [index for index in operation.differentiable if node.inputs[index] not in views]
     if not moved:
         return 0
-    needed: set[int] = set()
-    if node.op_type not in FROM_GRADIENTS_ALONE:
-        everything = tuple(range(len(node.inputs)))
-        rules = BACKWARD_READS.get(node.op_type, {})
-        needed.update(*(rules.get(index, everything) for index in moved))
     heads = [node.outputs[index] for index in operation.differentiated]
-    inputs = [name for index, name in enumerate(node.inputs) if name and index in needed]
-    return operation.nbytes([*heads, *inputs, *(node.inputs[index] for index in moved)])
+    return operation.nbytes([*heads, *backward_reads(node, moved), *(node.inputs[index] for index in moved)])
+
+
+def backward_reads(node: Node, moved: Sequence[int]) -> list[str]:
+    """Return the inputs that the gradients of the inputs ``moved`` are computed from."""
+    if node.op_type in FROM_GRADIENTS_ALONE:
+        return []
+    rules = BACKWARD_READS.get(node.op_type, {})
+    needed = {each for index in moved for each in rules.get(index, range(len(node.inputs)))}
+    return [name for index, name in enumerate(node.inputs) if name and index in needed]
 
 
 def multiply_accumulates(operation: Operation) -> int:
@@ -273,7 +277,7 @@ def _axis(operation: Operation) -> int:
 
 
 def _transformed(operation: Operation) -> int:
-    """Return how many inputs one result of a Fourier transform or determinant depends on, or 0."""
+    """Return how many inputs a result of a transform or determinant depends on; 0 for the rest."""
     node = operation.node
     if node.op_type == "Det":
         return operation.shapes[node.inputs[0]][-1]

@@ -1,4 +1,4 @@
-"""Settings that are found by name and travel through job files. Imports `d5suite.errors` only."""
+"""Settings that have a name and pass through job files. Imports `d5suite.errors` only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NamedSettings:
             raise ConfigurationError(otherwise, where=f"{self.kind} {self.name}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON-able values, and the name under ``name``."""
+        """Return the settings as JSON-able values, with the name under the key ``name``."""
         return {"name": self.name, **{each.name: getattr(self, each.name) for each in fields(self)}}
 
 

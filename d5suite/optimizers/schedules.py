@@ -1,7 +1,7 @@
 """Learning-rate schedules, which multiply the optimizer's learning rate by a factor per step.
 
-Lengths are in epochs, so that one schedule serves any batch size. All begin with an optional linear
-warm-up. Imports its neighbour `named` only.
+Lengths are in epochs, so that a schedule serves any batch size. All schedules begin with an
+optional linear warm-up. Imports `d5suite.optimizers.named` only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Schedule(NamedSettings, ABC):
     Attributes
     ----------
     warmup_epochs : float
-        Epochs over which the factor rises linearly from ``warmup_start`` to 1, reached at the
-        warm-up's last step (Goyal et al., "Accurate, large minibatch SGD", 2017, section 2.2).
+        Epochs over which the factor rises linearly from ``warmup_start`` to 1, which it reaches at
+        the warm-up's last step (Goyal et al., "Accurate, large minibatch SGD", 2017, section 2.2).
     warmup_start : float
-        In [0, 1].
+        Factor at the start of the warm-up, in [0, 1].
     """
 
     warmup_epochs: float = field(default=0.0, kw_only=True)
@@ -43,7 +43,7 @@ class Schedule(NamedSettings, ABC):
         Parameters
         ----------
         step : int
-            From 0.
+            Number of the step, from 0.
         steps_per_epoch : int
             Updates per epoch.
         """
@@ -59,7 +59,7 @@ class Schedule(NamedSettings, ABC):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The optimizer's own rate after the warm-up."""
+    """The optimizer's learning rate, unchanged after the warm-up."""
 
     name: ClassVar[str] = "constant"
 
@@ -76,7 +76,7 @@ class StepDecay(Schedule):
     milestones : sequence of float
         Epochs since the start, rising.
     factor_each : float
-        > 0.
+        Multiplier per milestone, > 0.
     """
 
     milestones: tuple[float, ...] = (30.0, 60.0, 80.0)
@@ -104,7 +104,8 @@ class _Falling(Schedule):
     epochs : float
         Length of the training, warm-up included.
     final : float
-        In [0, 1]. A step with a rate of 0 is rejected, so training must end where 0 is reached.
+        Factor at the end, in [0, 1]. A step with a learning rate of 0 is rejected, so training must
+        end when the factor reaches 0.
     """
 
     epochs: float = 90.0
@@ -112,7 +113,7 @@ class _Falling(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.warmup_epochs < self.epochs < math.inf, f"it cannot fall over {self.epochs} epochs")
+        self._require(self.warmup_epochs < self.epochs < math.inf, f"the factor cannot fall over {self.epochs} epochs")
         self._require(0 <= self.final <= 1, f"final must lie in [0, 1], not {self.final}")
 
     def _done(self, epoch: float) -> float:
@@ -136,7 +137,7 @@ class Polynomial(_Falling):
     Attributes
     ----------
     power : float
-        > 0; 1 is a straight line.
+        Exponent, > 0; 1 gives a straight line.
     """
 
     power: float = 2.0

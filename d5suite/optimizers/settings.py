@@ -1,14 +1,14 @@
-"""Settings of optimizers: neutral data, whose formulas are the definition.
+"""Settings of optimizers: neutral data, defined by formulas.
 
-An adapter makes its framework's own optimizer follow them. In each formula p is a parameter, r the
+An adapter makes the framework's own optimizer follow the formulas, where p is a parameter, r the
 learning rate, and g the gradient of the mean loss over the batch, processed in this order:
 
 1. gradient accumulation: the gradients of a step's batches are averaged;
 2. ``clip_value`` c > 0: every element is clipped to [-c, c];
 3. ``clip_norm`` c > 0: with n the L2 norm of all gradients together, ``g <- g c / n`` if n > c
    (Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013);
-4. ``weight_decay`` d > 0: ``g <- g + d p``, for every parameter, including
-   BatchNormalization's and biases, as in He et al. (CVPR 2016); `AdamW` decays differently.
+4. ``weight_decay`` d > 0: ``g <- g + d p`` for every parameter, including biases and the parameters
+   of BatchNormalization, as in He et al. (CVPR 2016); `AdamW` decays differently.
 
 Imports `d5suite.errors` only.
 """
@@ -66,7 +66,7 @@ class Optimizer(NamedSettings):
 
     @property
     def initial(self) -> float:
-        """The initial value of these arrays."""
+        """The initial value of the state arrays."""
         return 0.0
 
 
@@ -74,15 +74,15 @@ class Optimizer(NamedSettings):
 class LossScaling:
     """Dynamic loss scaling in ``fp16``.
 
-    With scale s and k updates since its last change, a step differentiates s times the loss and
-    first divides the gradients, in float32, by s. Then::
+    With scale s, and k updates since s last changed, a step differentiates s times the loss, and
+    first divides the gradients by s, in float32. Then::
 
         a gradient is not finite:  no update;  s <- s / factor,  k <- 0
         otherwise:                 update;     k <- k + 1;  if k = interval:  s <- s factor,  k <- 0
 
-    Micikevicius et al., "Mixed precision training" (ICLR 2018), section 3.2; the numbers are those
-    of ``keras.optimizers.LossScaleOptimizer``. A step without an update is not counted; it moves
-    running statistics like any other.
+    Micikevicius et al., "Mixed precision training" (ICLR 2018), section 3.2; the numbers are the
+    defaults of ``keras.optimizers.LossScaleOptimizer``. A step without an update is not counted,
+    but moves running statistics like any other step.
 
     Attributes
     ----------
@@ -91,6 +91,7 @@ class LossScaling:
     factor : float
         A power of 2, so that scaling is exact.
     interval : int
+        Updates after which s grows.
     """
 
     initial: float = 2.0**15
@@ -112,8 +113,8 @@ class SGD(Optimizer):
         p <- p - r v               (momentum; plain SGD when m = 0)
         p <- p - r (g + m v)       (Nesterov)
 
-    The learning rate multiplies the velocity; in Sutskever et al., "On the importance of
-    initialization and momentum in deep learning" (ICML 2013), it enters the velocity. The forms
+    Here the learning rate multiplies the velocity; in Sutskever et al., "On the importance of
+    initialization and momentum in deep learning" (ICML 2013), it enters the velocity. The two forms
     differ only when the learning rate changes.
 
     Attributes
@@ -121,7 +122,7 @@ class SGD(Optimizer):
     momentum : float
         0 <= m < 1.
     nesterov : bool
-        Requires momentum.
+        Whether the update is Nesterov's, which requires a momentum above 0.
     """
 
     momentum: float = 0.0
@@ -144,9 +145,9 @@ class SGD(Optimizer):
 class RMSProp(Optimizer):
     """Gradients divided by the root of their running mean square.
 
-    Tieleman and Hinton, Coursera lecture 6e, 2012. With mean square s and velocity v (zero at the
-    start), decay a, momentum m and epsilon e, as Szegedy et al., "Rethinking the inception
-    architecture" (CVPR 2016), trained Inception v3 (a = 0.9, e = 1)::
+    Tieleman and Hinton, Coursera lecture 6e, 2012, in the form in which Szegedy et al., "Rethinking
+    the inception architecture" (CVPR 2016), trained Inception v3 (a = 0.9, e = 1). With mean square
+    s and velocity v (zero at the start), decay a, momentum m and epsilon e::
 
         s <- a s + (1 - a) g^2
         v <- m v + g / sqrt(s + e)
@@ -262,7 +263,7 @@ class AdamW(Adam):
 
     Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019). The decay d does not
     enter g; ``p <- p - r d p`` precedes Adam's update. The paper's algorithm 2 multiplies d by the
-    schedule, without r; the frameworks, and this, include r.
+    schedule's factor, without r; the frameworks multiply by r, and so does this optimizer.
     """
 
     weight_decay: float = field(default=0.01, kw_only=True)

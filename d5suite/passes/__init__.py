@@ -1,11 +1,12 @@
 """Passes over a prepared step: one file each, and the registry that finds them.
 
-A worker prepares a step once. Each pass runs that same step and adds its own part to the record:
-`memory`, `energy` and `time` are d5suite's own. Others come from plug-ins, through the entry-point
-group ``d5suite.passes``, or from a Python file that ``--passes`` names. `base` says what a pass is.
+A worker prepares a step once. Every pass runs that same step and adds a part to the record. By
+default these are `memory`, `energy` and `time`. `layers` and `trace` also belong to d5suite; other
+passes come from plug-ins, through the entry-point group ``d5suite.passes``, or from a Python file
+that ``--passes`` names. `base` defines a pass.
 
-This room stands beside `d5suite.measurements` and not in the worker's, because the session, too,
-reads a pass: its name, its schema, and how its part becomes part of the record.
+The passes are beside `d5suite.measurements` and not in `d5suite.worker`, because the session also
+reads them: a pass's name, its schema, and how its part becomes part of the record.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from d5suite.passes.base import Pass
 
 DEFAULT = ("memory", "energy", TIME)
-"""The passes of a run that names none. Every run has `TIME`: a benchmark is its samples."""
+"""The passes of a run without ``--passes``. Every run has `TIME`: a benchmark needs samples."""
 
 _REGISTRY: Registry[Pass] = Registry("d5suite.passes", "Pass")
 
@@ -30,22 +31,22 @@ find = _REGISTRY.find
 
 
 def requested(given: str | None, folder: Path) -> dict[str, str | None]:
-    """Return the passes of a run by name, each with the file that defines it, if d5suite does not.
+    """Return the passes of a run by name, with the user's file that defines the pass, or None.
 
-    d5suite's own come first, and `TIME` is always among them.
+    The default passes come first, and `TIME` is always among them.
 
     Parameters
     ----------
     given : str or None
-        What ``--passes`` is: names of passes and paths of Python files with commas between them; of
-        a file all passes are taken. None for `DEFAULT`.
+        The value of ``--passes``: names of passes and paths of Python files, separated by commas;
+        all passes of a file are taken. None for `DEFAULT`.
     folder : Path
-        Where relative paths begin.
+        Folder where relative paths begin.
 
     Raises
     ------
     ConfigurationError
-        If a name is unknown, or a file defines no pass or one whose name is taken.
+        If a name is unknown, or a file defines no pass, or a pass whose name is taken.
     """
     if given is None:
         return dict.fromkeys(DEFAULT)

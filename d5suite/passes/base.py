@@ -1,4 +1,4 @@
-"""A pass: what it needs, whether it disturbs timing, what it runs and what it records.
+"""A pass: its needs, whether it disturbs timing, the work that it does, and the part it records.
 
 Imports `d5suite.measurements`, `d5suite.workloads` and `d5suite.errors`.
 """
@@ -17,30 +17,31 @@ from d5suite.measurements.tables import Column
 from d5suite.workloads.base import Workload
 
 MISSING = {"type": "string", "description": "why it was not taken"}
-"""JSON schema of the reason that stands in the place of a part."""
+"""JSON schema of the reason that replaces a missing part."""
 
 
 FILES = "files"
-"""Key of a part: the folder that the pass has left beside the job's result, relative to it. What is
-saved lies beside the results, and the record names it there."""
+"""Key of a part: the folder that the pass has left beside the job's result, relative to the
+result's folder. The record names the folder relative to the current folder."""
 
 
 class PassError(D5Error):
-    """Raised by a pass that cannot be taken; the record then has the reason as ``missing``."""
+    """Raised by a pass that cannot run; the record then has the reason as ``missing``."""
 
 
 class PreparedStep(NamedTuple):
-    """What a pass is given: a measurement's step, ready to run.
+    """The argument of a pass: a measurement's step, ready to run.
 
     Attributes
     ----------
     workload : Workload
-        What the measurements of the case share: the job, the backend, the data.
+        Objects that the measurements of the case share: the job, the backend, the data.
     measurement : Measurement
     step : Step
-        Enter it as a context manager, then `Step.run` and `Step.synchronize` as often as needed.
+        Enter the step as a context manager, then call `Step.run` and `Step.synchronize` as often as
+        needed.
     settings : SamplingSettings
-        How `TIME` samples the step.
+        Settings with which `TIME` samples the step.
     """
 
     workload: Workload
@@ -55,16 +56,16 @@ class Pass(ABC):
     Attributes
     ----------
     name : str
-        As ``--passes`` and the record call it.
+        Name in ``--passes`` and in the record.
     disturbs : bool
-        Whether it leaves behind what could change the samples: it then runs after what was timed
-        is proved, from the step's initial state. Otherwise it runs before the proof.
+        Whether the pass has effects that could change the samples. It then runs after the timed
+        answers are proved, from the step's initial state. Otherwise it runs before the first proof.
     needs : sequence of str
-        Keys of `Backend.absent`: a backend that lacks one has no such part in its records.
+        Keys of `Backend.absent`: records of a backend that lacks a key do not have this part.
     schema : mapping
-        JSON schema of its part of the record: ``required`` and ``properties``.
+        JSON schema of the pass's part of the record: ``required`` and ``properties``.
     columns : sequence of Column
-        Figures that tables and pages show; `Column.value` is a path in its part.
+        Figures that tables and pages show; `Column.value` is a path inside the part.
     """
 
     name: ClassVar[str]
@@ -74,29 +75,29 @@ class Pass(ABC):
     columns: ClassVar[Sequence[Column]] = ()
 
     def problem(self, prepared: PreparedStep) -> str:
-        """Return why it cannot be taken of a measurement; empty if it can."""
+        """Return why the pass cannot run for a measurement; empty if it can."""
         backend = prepared.workload.backend
         lacking = [f"{backend.name} has no {key}: {backend.absent[key]}" for key in self.needs if key in backend.absent]
         return "; ".join(lacking)
 
     @abstractmethod
     def take(self, prepared: PreparedStep) -> dict[str, Any]:
-        """Run the step, and return this pass's part by `schema`; JSON-able.
+        """Run the step, and return this pass's part as `schema` describes it; JSON-able.
 
         Raises
         ------
         PassError
-            If it cannot be taken after all.
+            If the pass cannot run after all.
         """
 
     @classmethod
     def record(cls, part: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a part adds to the record: the part, under the name of the pass."""
+        """Return the entries that a part adds to the record: the part, under the pass's name."""
         return {cls.name: part}
 
     @classmethod
     def properties(cls) -> dict[str, Any]:
-        """Return the JSON schema of each key of `record`."""
+        """Return the JSON schemas of the keys of `record`."""
         schema = {"type": "object", **cls.schema}
         schema["properties"] = {**schema.get("properties", {}), "missing": MISSING}
         required = schema.pop("required", None)
@@ -106,15 +107,15 @@ class Pass(ABC):
 
     @classmethod
     def describe(cls) -> dict[str, Any]:
-        """Return all that a reader of results needs to know about it, JSON-able."""
+        """Return all that a reader of results needs to know about the pass, JSON-able."""
         columns = [asdict(each) | {"value": f"{cls.name}.{each.value}"} for each in cls.columns]
         return {"columns": columns, "properties": cls.properties()}
 
 
 def take(one: Pass, prepared: PreparedStep) -> dict[str, Any]:
-    """Take a pass, if it can be taken; else return why it is ``missing``.
+    """Run a pass and return its part; if the pass cannot run, return why it is ``missing``.
 
-    A pass that disturbs follows the samples, so the step is first reset.
+    A pass that disturbs timing runs after the samples, so the step is reset first.
     """
     problem = one.problem(prepared)
     if problem:

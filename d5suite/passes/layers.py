@@ -18,14 +18,14 @@ from d5suite.measurements.tables import Column
 from d5suite.passes.base import Pass, PassError, PreparedStep
 
 BUDGET_S = 2.0
-"""About how long the profiled steps take together."""
+"""Approximate time of all profiled steps together, in seconds."""
 
 FEWEST, MOST = 3, 20
-"""Profiled steps."""
+"""Fewest and most profiled steps, before rounding up to whole steps per profile."""
 
 PROFILES = 3
-"""Profiles that the steps are divided among. A node's time is the median of theirs; their range
-says which of two nodes, or of two backends, cannot be told apart."""
+"""Number of profiles that share the steps. A node's time is the median over the profiles; the range
+shows which nodes, or backends, cannot be told apart."""
 
 _SECONDS, _COUNT = s.number(minimum=0), s.or_null(s.integer(minimum=0))
 
@@ -91,8 +91,8 @@ SCHEMA = s.record(
 class Layers(Pass):
     """Layer times, forward and backward, from the framework's own profiler.
 
-    The steps run unprofiled before and after each profile, so that the record says how much the
-    profiler slows them down.
+    Steps without the profiler run before and after every profile, so that the record shows the
+    slowdown by the profiler.
     """
 
     name = "layers"
@@ -155,7 +155,7 @@ class Layers(Pass):
 
 
 def check_step(backend: str, found: Profile, took: Sequence[float]) -> None:
-    """Raise `ContractError` unless the profiled step took about as long as the steps that ran."""
+    """Raise `ContractError` if a profile's step time does not fit the steps that ran."""
     shortest, longest = min(took, default=0.0), max(took, default=0.0)
     if not (1 - SLACK) * shortest <= found.step_seconds <= (1 + SLACK) * longest:
         raise ContractError(
@@ -169,7 +169,7 @@ def check_step(backend: str, found: Profile, took: Sequence[float]) -> None:
 def _kernels_of(
     module: Any, executor: Any, once: Callable[[], None], feed: Any, profiles: Sequence[Profile], folder: Path
 ) -> Kernels:
-    """Return a library's kernels in one more step, if the adapter tells them."""
+    """Return the kernels of a library in one further step, if the adapter reports kernels."""
     take = getattr(module, "kernels", None)
     if take is None:
         return Kernels()
@@ -189,9 +189,9 @@ def part_of(
     graph: Mapping[str, Any],
     kernels: Kernels = Kernels(),  # noqa: B008  immutable
 ) -> dict[str, Any]:
-    """Return profiles of one step as the record holds them: the median of each time, and its range.
+    """Return profiles of one step as the record holds them: median and range of every time.
 
-    A time that a profile lacks is 0 in it. Kernels of nodes that have no time are apart.
+    If a profile lacks a time, it counts as 0. Kernels of nodes that have no time are listed apart.
     """
     layers: dict[tuple[tuple[str, ...], str], list[LayerTime]] = {}
     for each in (layer for found in profiles for layer in found.layers):

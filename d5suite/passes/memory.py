@@ -10,15 +10,16 @@ from d5suite.instruments.memory import gpu_memory, peak_memory
 from d5suite.passes.base import MISSING, Pass, PreparedStep
 
 FURTHER_S, MOST_CALLS = 0.05, 8
-"""Seconds in which further calls begin after the first one, and most of them: there is always one.
-A framework may take more memory once it knows a step. Ranks make equally many calls: one."""
+"""Seconds after the first call in which further calls begin, and most further calls; there is
+always at least one. A framework may take more memory once it knows a step. Several ranks make
+exactly one further call, so that all make the same number."""
 
 
 class Memory(Pass):
-    """Peak memory, of the device if it has its own.
+    """Peak memory of the device; of the process, if the device has no memory of its own.
 
-    It makes the first call, so it precedes all others. Nothing was proved or timed before, so that
-    the peak is of preparing and running.
+    This pass makes the first call of the step, so it precedes all other passes. Nothing was proved
+    or timed before: the peak belongs to preparing and running alone.
     """
 
     name = "memory"
@@ -53,7 +54,7 @@ class Memory(Pass):
         return "" if prepared.measurement.takes_memory else prepared.measurement.without_memory
 
     def take(self, prepared: PreparedStep) -> dict[str, Any]:
-        """See `Pass.take`; the step keeps the part, because its record may need it."""
+        """See `Pass.take`; the step keeps the part, because the step's record may need it."""
         workload, step = prepared.workload, prepared.step
         runtime = workload.backend.load("runtime")
         device_peak = workload.device_peak()

@@ -1,6 +1,6 @@
-"""Puts a recorder in the place of the functions that a step and its communicator call.
+"""Replaces the functions that a step and its communicator call by functions that record calls.
 
-Nothing is changed while nothing is recorded, so a step that is not recorded costs nothing more.
+Functions are replaced only during a recording, so other steps have no overhead.
 Imports `d5suite.instruments.recorder`, `d5suite.levels.distributed`, `d5suite.measurements` and
 `d5suite.traces.events`.
 """
@@ -17,17 +17,17 @@ import numpy as np
 from d5suite.instruments.recorder import Recorder
 from d5suite.levels.distributed import ANY, Communicator, Request
 from d5suite.measurements.base import Phase
-from d5suite.traces.events import COLLECTIVES, Kind
+from d5suite.traces.events import COLLECTIVES, EventKind
 
 MPI = "MPI"
-"""Source file of regions that analysers take for calls of MPI."""
+"""Source file of the regions that trace analysers treat as MPI calls."""
 
 _MESSAGES = {
     "send": "MPI_Send", "receive": "MPI_Recv", "isend": "MPI_Isend", "ireceive": "MPI_Irecv", "wait": "MPI_Wait",
 }  # fmt: skip
 
 ROOTED = ("broadcast", "reduce")
-"""Collectives with a root, their second argument."""
+"""Collectives with a root, which is the second argument."""
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ _MISSING = object()
 
 
 class Replaced:
-    """Attributes that are other ones for a while."""
+    """Attributes that are replaced for a while."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
@@ -50,7 +50,7 @@ class Replaced:
             setattr(holder, attribute, value)
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore all replaced attributes."""
         for holder, attribute, value in reversed(self._before):
             if isinstance(holder, dict):
                 holder[attribute] = value
@@ -107,7 +107,7 @@ def _both(
 
 
 class _Iterator:
-    """An iterator, each item of which is recorded as a region."""
+    """An iterator that records every item as a region."""
 
     def __init__(self, items: Iterator[Any], recorder: Recorder, region: int) -> None:
         self._items, self._next = items, recorder.recorded(items.__next__, region)
@@ -120,7 +120,7 @@ class _Iterator:
 
 
 class _LoaderProcesses:
-    """What loader processes do, told by the loader when their answers come."""
+    """Records the work of loader processes, which the loader reports when their answers arrive."""
 
     def __init__(self, recorder: Recorder, region: int) -> None:
         self._recorder, self._region = recorder, region
@@ -135,8 +135,9 @@ class _LoaderProcesses:
 class _Calls:
     """The calls of a communicator.
 
-    A collective of the transport itself is one call of MPI. One that d5suite makes of messages is
-    a region with its algorithm's name, and its messages are the calls of MPI.
+    A collective of the transport is recorded as one MPI call. A collective that d5suite composes
+    from messages is recorded as a region with the algorithm's name, and the messages are the MPI
+    calls.
     """
 
     def __init__(self, recorder: Recorder, communicator: Communicator) -> None:
@@ -181,7 +182,7 @@ class _Calls:
             stream.enter(native)
             try:
                 answer = function(*arguments, **more)
-                stream.note(Kind.COLLECTIVE, number, root, -1, sent, received, number=operation)
+                stream.note(EventKind.COLLECTIVE, number, root, -1, sent, received, number=operation)
             finally:
                 stream.leave(native)
             return answer
@@ -190,7 +191,7 @@ class _Calls:
 
     def _send(self, function: Callable[..., None]) -> Callable[..., None]:
         def call(array: np.ndarray, to: int, tag: int = 0) -> None:
-            self._recorder.stream().note(Kind.SEND, self._number, to, tag, array.nbytes)
+            self._recorder.stream().note(EventKind.SEND, self._number, to, tag, array.nbytes)
             function(array, to, tag)
 
         return call
@@ -198,7 +199,7 @@ class _Calls:
     def _receive(self, function: Callable[..., int]) -> Callable[..., int]:
         def call(array: np.ndarray, source: int = ANY, tag: int = 0) -> int:
             sender = function(array, source, tag)
-            self._recorder.stream().note(Kind.RECV, self._number, sender, tag, 0, array.nbytes)
+            self._recorder.stream().note(EventKind.RECV, self._number, sender, tag, 0, array.nbytes)
             return sender
 
         return call
@@ -206,7 +207,7 @@ class _Calls:
     def _isend(self, function: Callable[..., Request]) -> Callable[..., Request]:
         def call(array: np.ndarray, to: int, tag: int = 0) -> Request:
             request = next(self._requests)
-            self._recorder.stream().note(Kind.ISEND, self._number, to, tag, array.nbytes, request=request)
+            self._recorder.stream().note(EventKind.ISEND, self._number, to, tag, array.nbytes, request=request)
             return _Recorded(self, function(array, to, tag), request, None)
 
         return call
@@ -214,7 +215,7 @@ class _Calls:
     def _ireceive(self, function: Callable[..., Request]) -> Callable[..., Request]:
         def call(array: np.ndarray, source: int, tag: int = 0) -> Request:
             request = next(self._requests)
-            self._recorder.stream().note(Kind.IRECV_REQUEST, -1, request=request)
+            self._recorder.stream().note(EventKind.IRECV_REQUEST, -1, request=request)
             return _Recorded(self, function(array, source, tag), request, (tag, array.nbytes))
 
         return call
@@ -226,16 +227,16 @@ class _Calls:
         try:
             other = pending.wait()
             if receives is None:
-                stream.note(Kind.ISEND_COMPLETE, -1, request=request)
+                stream.note(EventKind.ISEND_COMPLETE, -1, request=request)
             else:
-                stream.note(Kind.IRECV, self._number, other, receives[0], 0, receives[1], request)
+                stream.note(EventKind.IRECV, self._number, other, receives[0], 0, receives[1], request)
         finally:
             stream.leave(region)
         return other
 
 
 class _Recorded(Request):
-    """A message under way whose completion is recorded, once."""
+    """A message under way; the first completion is recorded."""
 
     def __init__(self, calls: _Calls, pending: Request, request: int, receives: tuple[int, int] | None) -> None:
         self._calls, self._pending, self._request, self._receives = calls, pending, request, receives
@@ -249,7 +250,7 @@ class _Recorded(Request):
 
 
 def _bytes(name: str, of: Communicator, size: int, root: int) -> tuple[int, int]:
-    """Return the bytes that a rank gives to a collective operation and gets from it."""
+    """Return the bytes that a rank sends to and receives from a collective operation."""
     if name == "barrier":
         return 0, 0
     if name == "broadcast":

@@ -17,8 +17,8 @@ from d5suite.passes.base import Pass, PreparedStep
 from d5suite.validate.check import Check
 
 LATER_BYTES = 256 * 2**20
-"""Bytes, or half of what the first calls took if that is more, by which memory may grow beyond that
-while samples are taken: pools grow, and no garbage is collected."""
+"""Bytes by which memory may grow beyond the first calls while samples are taken, or half the memory
+of the first calls if that is more: pools grow, and no garbage is collected."""
 
 
 class Time(Pass):
@@ -27,14 +27,15 @@ class Time(Pass):
     Attributes
     ----------
     samples : Samples
-        Once they are taken.
+        The samples, once they are taken.
     clocks : TwoClocks or None
-        The samples on both clocks; None if the step did not use the device's.
+        The samples on both clocks; None if the step did not use the device's clock.
     grown, expected : int
-        Bytes by which the peak memory grew while samples were taken, and may grow; both 0 where
-        that is not known.
+        Bytes by which the peak memory grew while samples were taken, and bytes by which it may
+        grow; both 0 if they are not known.
     unused : str or None
-        Why the driver knows of no computation on the GPU, or nothing; None where it was not asked.
+        Why the driver knows of no computation on the GPU; empty if there was a computation, None if
+        the driver was not asked.
     """
 
     name = "time"
@@ -50,7 +51,7 @@ class Time(Pass):
         Raises
         ------
         JobError
-            If the settings ask for a cold L2 cache, and it cannot be had.
+            If the settings ask for a cold L2 cache, and the cache cannot be made cold.
         """
         workload, measurement, step, settings = prepared
         on_gpu = workload.job.device != "cpu"
@@ -88,7 +89,7 @@ class Time(Pass):
         return part
 
     def check(self) -> Iterator[Check]:
-        """Check the host's clock against the device's, that the device was used, and the memory."""
+        """Check that the clocks agree, the device was used, and memory grew as expected at most."""
         if self.clocks is not None:
             yield check_waits(self.clocks)
         if self.unused is not None:
@@ -123,12 +124,12 @@ class Time(Pass):
 
     @classmethod
     def properties(cls) -> dict[str, Any]:
-        """Return nothing: every record has these, so that the fixed part of its schema does."""
+        """Return nothing: these keys are in every record, and in the fixed part of the schema."""
         return {}
 
 
 def _both_clocks(step: Step, samples: Samples) -> TwoClocks | None:
-    """Return the samples on both clocks; None if the step did not use the device's."""
+    """Return the samples on both clocks; None if the step did not use the device's clock."""
     if step.events is None or not samples.device_s:
         return None
     overhead_s = step.events.overhead(step.synchronize) / step.calls_per_sample

@@ -28,19 +28,19 @@ from d5suite.traces.events import Trace
 from d5suite.traces.recorded import read_recording
 
 STEPS = (3, 50)
-"""Fewest and most steps that are recorded."""
+"""Fewest and most steps to record."""
 
 RECORDED_S = 1.0
-"""Seconds of steps to record, in between."""
+"""Seconds of steps to record, within the limits of `STEPS`."""
 
 PAIRS = (5, 20)
 """Fewest and most pairs of turns with and without the recorder."""
 
 PAIRS_S = 2.0
-"""Seconds of such pairs, in between."""
+"""Seconds of such pairs, within the limits of `PAIRS`."""
 
 TURN_S = 0.02
-"""Shortest turn: shorter steps are made several times."""
+"""Approximate length of a turn in seconds: shorter steps are made several times."""
 
 SCHEMA = s.record(
     {
@@ -64,7 +64,7 @@ SCHEMA = s.record(
 
 
 class TraceOfStep(Pass):
-    """An OTF2 archive of some steps, and what it says in short."""
+    """An OTF2 archive of some steps, with a summary of the trace."""
 
     name = "trace"
     schema: ClassVar[Mapping[str, Any]] = SCHEMA | {
@@ -130,7 +130,7 @@ class TraceOfStep(Pass):
         }
 
     def _slowdown(self, step: Step, step_s: float, ranks: _Ranks, folder: Path, run: str) -> dict[str, Any]:
-        """Make the step with and without a recorder in turn."""
+        """Make the step with and without a recorder in turn; return the ratio of the times."""
         turn = max(1, int(TURN_S / step_s))
         pairs = max(PAIRS[0], min(PAIRS[1], int(PAIRS_S / (2 * turn * step_s))))
         plain: list[float] = []
@@ -176,7 +176,7 @@ def _summary(trace: Trace, steps: int) -> dict[str, Any]:
 
 
 class _Ranks:
-    """All ranks of a measurement, or the only one; of a workflow they have components."""
+    """All ranks of a measurement, or the only rank; in a workflow, ranks have components."""
 
     def __init__(self, communicator: Communicator | None, component: str = "") -> None:
         self.communicator = communicator if communicator is not None and communicator.size > 1 else None
@@ -201,7 +201,7 @@ class _Ranks:
         return max(1e-9, *self._gathered(seconds), 0.0)
 
     def agree(self, make: Callable[[], Any]) -> Any:
-        """Do something on all ranks; if it fails on one, raise on all, so that none waits."""
+        """Call ``make`` on all ranks; if it fails on one rank, raise on all, so that none waits."""
         made, problem = None, ""
         try:
             made = make()

@@ -20,7 +20,7 @@ from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Failed
 from d5suite.report.thresholds import Thresholds
 from d5suite.report.verdicts import RunComparison
-from d5suite.session.pairs import Budget, Criterion, InterruptedPairsError, Pair, PairedRun
+from d5suite.session.pairs import Criterion, InterruptedPairsError, Pair, PairedRun, StoppingRule
 from d5suite.session.sides import Side, prepared_side
 from d5suite.statistics.decisions import ALPHA
 
@@ -37,7 +37,7 @@ class Compared:
     ----------
     comparison : RunComparison
     interrupted : bool
-        Whether it is only of what was finished before an interrupt.
+        Whether it covers only what was finished before an interrupt.
     """
 
     comparison: RunComparison
@@ -48,7 +48,7 @@ def compare_sides(
     specs: tuple[str, str],
     selection: BenchmarkSelection,
     thresholds: Thresholds,
-    budget: Budget,
+    budget: StoppingRule,
     *,
     force: bool = False,
     only: str | None = None,
@@ -58,12 +58,12 @@ def compare_sides(
     Parameters
     ----------
     specs : (str, str)
-        Of A and B: `d5suite.session.sides`.
+        Specifications of A and B: see `d5suite.session.sides`.
     selection : BenchmarkSelection
-        Says what is to be measured, once both sides are made.
+        Selects what to measure, once both sides are made.
     thresholds : Thresholds
-    budget : Budget
-        Of each benchmark.
+    budget : StoppingRule
+        Budget for each benchmark.
     force : bool
         Judge what was measured under different conditions, too.
     only : str, optional
@@ -75,7 +75,7 @@ def compare_sides(
         If a side cannot be made, or there is nothing to measure.
     """
     with contextlib.ExitStack() as stack:
-        interrupts = Interrupts()  # nothing is left behind, and what is finished is told
+        interrupts = Interrupts()  # leave nothing behind, and show what is finished
         stack.callback(interrupts.restore)
         interrupts.install()
         sides = [
@@ -108,7 +108,7 @@ def compare_sides(
 
 
 def _lost(sides: tuple[Side, Side], selection: BenchmarkSelection) -> dict[str, Paired]:
-    """Return what must be reported as missing, by name: benchmarks or named backends."""
+    """Return benchmarks to report as missing, by name: a side or a named backend lacks them."""
     selected = selection.here
     here = {name_of(each) for each in selected.targets}
     skipped = {name_of(each): f"it is skipped: {why}" for each, why in selected.skipped}
@@ -147,7 +147,7 @@ def _jobs(targets: Sequence[stash.BenchmarkTarget]) -> Iterator[list[stash.Bench
 
 
 def _measured(pairs: list[Pair]) -> list[Pair]:
-    """Report each finding."""
+    """Print each pair's decision; return the pairs."""
     for each in pairs:
         if each.decision is None:
             _tell(f"{each.wanted.key}: no verdict")

@@ -1,7 +1,7 @@
 """Find the first revision that made a benchmark slower, for ``d5suite bisect``.
 
-As ``git bisect run`` does: measure revisions in turn with the good one. A revision that cannot be
-measured, or has no clear verdict, is skipped for its neighbour.
+As ``git bisect run`` does, but each revision is measured in turn with the good one. Where one
+cannot be measured, or has no clear verdict, its neighbour is measured instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from d5suite.report.verdicts import RunComparison, Verdict
 from d5suite.session.tools import revisions
 
 Measure = Callable[[str, str, str | None], RunComparison]
-"""Compares two revisions; of one benchmark, by its name, or of all."""
+"""Compares two revisions: one benchmark, given by name, or all if the name is None."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Culprit:
     Attributes
     ----------
     benchmark : str
-        Which became slower.
+        Name of the benchmark that became slower.
     ratio : float
-        Of the bad revision over the good one.
+        Time of the bad revision divided by the time of the good one.
     revisions : list of str
-        The first slower one; several if those between could not be told apart.
+        The first slower one; several if those just before it have no clear verdict.
     steps : list of (str, str)
         Revisions that were measured, with their verdicts.
     """
@@ -51,9 +51,9 @@ def find_culprit(
         Revisions; the good one is an ancestor of the bad one.
     measure : callable
     tell : callable
-        Receives what is found.
+        Receives each finding, as text.
     repository : Path, optional
-        Whose revisions; the current folder's by default.
+        Git repository of the revisions; by default that of the current folder.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def find_culprit(
     Raises
     ------
     ConfigurationError
-        If there is no revision between them, or one cannot be measured at all.
+        If there is no revision between them, or one of the two cannot be measured.
     """
     between = revisions(good, bad, repository)
     whole = measure(good, bad, None)

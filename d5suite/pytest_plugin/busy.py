@@ -1,7 +1,6 @@
 """What else uses the machine when a run starts, said before anything is measured.
 
-The machine is watched from the first declaration that is collected on, so most of the time that
-this takes is that of the collection.
+Watching begins when the first declaration is collected, so most of it overlaps with the collection.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def begin(config: pytest.Config) -> None:
 
 
 def tell(config: pytest.Config) -> None:
-    """Say what else uses the machine, if that is so much that the results will decide nothing."""
+    """Say what else uses the machine, if the load is so high that the results decide nothing."""
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
     if stash.MACHINE not in config.stash or reporter is None:
         return

@@ -18,7 +18,7 @@ from d5suite.pytest_plugin.progress import begin
 from d5suite.pytest_plugin.replay import ReplayTimer, replay
 from d5suite.pytest_plugin.settings import elsewhere, pythons, tuned_selection, without_effect
 from d5suite.pytest_plugin.storage import check_display, has_benchmark
-from d5suite.pytest_plugin.sweep import Point, points
+from d5suite.pytest_plugin.sweep import SweepPoint, points
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection
@@ -181,7 +181,7 @@ def _stays_warm(selection: Selection, described: Test, chosen: Settings) -> str 
 
 
 def _target(
-    case: Case, described: Test, selection: Selection, ranks: Ranks | None, point: Point
+    case: Case, described: Test, selection: Selection, ranks: Ranks | None, point: SweepPoint
 ) -> stash.BenchmarkTarget:
     name = "-".join(str(each) for each in (case.label, selection, ranks) if each)
     target = stash.BenchmarkTarget(name + point.label)

@@ -1,4 +1,4 @@
-"""What pytest prints is safe for a terminal: names in a user's network may hold its sequences."""
+"""What pytest prints is made safe for a terminal: a network's names may hold control sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from d5suite.errors import escaped
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Escape what a collection that failed says."""
+    """Escape the message of a failed collection."""
     report = yield
     if "d5suite.cases.case" in sys.modules:  # a recipe was imported
         make_safe(report)

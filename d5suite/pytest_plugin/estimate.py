@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 GUESSES_S = {"starting": 6.0, "preparing": 3.0, "validating": 9.0, "measuring": 1.0, "proving": 1.5, "turns": 5.0}
-"""What a worker does, in order, with a first guess of its duration in seconds. Turns are all
-backends' together."""
+"""Phases of a worker, in order, with a first guess of their duration in seconds. Turns are those of
+all backends together."""
 
 PHASE = re.compile(rf"\b({'|'.join(GUESSES_S)})\b(?:.* (\S+/\S+))?")
-"""A phase that a step begins with, and the measurement."""
+"""Finds the name of the phase that begins, and the measurement's key if there is one."""
 
 JobName = tuple[str, str]
 """Batch of cases and what runs them."""
 
 
 class EstimatedStep(NamedTuple):
-    """A step of a run: of a job, or of all backends in turn, whose job has no runner."""
+    """A step of a job, or of all backends in turn; the job's runner is then empty."""
 
     job: JobName
     verb: str
@@ -37,7 +37,7 @@ class TimeEstimate:
     known : dict of str to float
         Seconds of steps of earlier runs; receives this run's.
     conditions : str
-        Distinguishes them from runs of other sizes.
+        Distinguishes these steps from those of runs of other sizes.
     """
 
     def __init__(self, jobs: Mapping[JobName, Sequence[str]], known: dict[str, float], conditions: str = "") -> None:
@@ -88,7 +88,7 @@ class TimeEstimate:
         return None if None in known or not known else sum(each for each in known if each is not None)
 
     def _expected(self, step: EstimatedStep) -> float:
-        """Return a step's duration in an earlier run, or how long such steps of this run took."""
+        """Return a step's duration in an earlier run, or the mean of similar steps, or a guess."""
         if self._name(step) in self._known:
             return self._known[self._name(step)]
         for alike in ("key", "verb"):

@@ -53,12 +53,12 @@ class Interrupts:
         self._holds = True
 
     def restore(self) -> None:
-        """Restore the handlers of before."""
+        """Restore the previous handlers."""
         while self._before:
             signal.signal(*self._before.popitem())
 
     def end(self) -> None:
-        """Restore the handlers, except after an interrupt: the process ends, and all was saved."""
+        """Restore the handlers, except after an interrupt: all is saved, and the process ends."""
         if self._latest_s == -math.inf:
             self.restore()
         else:

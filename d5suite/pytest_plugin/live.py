@@ -1,4 +1,4 @@
-"""Lines at the bottom of a terminal that are updated during a run. Imports rich, late."""
+"""Lines at the bottom of a terminal that are updated during a run. Imports rich lazily."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 REFRESH_S, RARELY = 1.0, 10
-"""Seconds between two refreshes, which show the time; and how many times rarer they are while
-samples are taken."""
+"""Seconds between two refreshes, which update the time; and the factor by which they are rarer
+while samples are taken."""
 
 
 class LiveLines:
@@ -133,5 +133,5 @@ def _table(medians: Mapping[str, Mapping[str, tuple[float, int]]]) -> Renderable
 
 
 def _cell(found: tuple[float, int] | None) -> str:
-    """Return a median in ms; one that only the warm-up gives has a ~."""
+    """Return a median in ms, with a ~ if it is one of warm-up calls only; empty if unknown."""
     return "" if found is None else f"{'~' if found[1] == 0 else ''}{1e3 * found[0]:.4g}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def schedule(session: pytest.Session) -> None:
-    """Give the sessions of this run the measurements that were collected: one for each point.
+    """Make a session for each point of the sweep, with the measurements collected for it.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def write_jobs(config: pytest.Config) -> None:
     Raises
     ------
     UsageError
-        A job makes no sense.
+        If a job makes no sense.
     """
     try:
         config.stash[stash.SESSION].write()

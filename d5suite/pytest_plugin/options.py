@@ -44,7 +44,7 @@ BOUNDS = {
     "slice": (1, 2**40),
     "credit": (1, 2**40),
 }
-"""The least and the most that options of numbers take."""
+"""The smallest and the largest value of each numeric option."""
 
 RANKED = (
     *("scheme", "order", "slice", "credit", "communicator", "algorithm", "interface", "scaling", "oversubscribe"),
@@ -262,7 +262,7 @@ def _keep_inputs(config: pytest.Config, path: Path) -> None:
 
 
 def _keep_folders(config: pytest.Config) -> None:
-    """Raise `ConfigurationError` if a pass would leave its files in a folder that is not ours."""
+    """Raise `ConfigurationError` if a pass's files would go into a folder that is not ours."""
     from d5suite.passes.base import FILES
 
     destination = config.stash[saving.DESTINATION]

@@ -11,7 +11,7 @@ STANDARD = (1, 2)
 
 
 def _file(descriptor: int) -> tuple[int, int, int] | None:
-    """Return what tells an open file from others; None if the descriptor is closed."""
+    """Return numbers that identify an open file; None if the descriptor is closed."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -24,10 +24,10 @@ _OUTPUTS = frozenset(map(_file, STANDARD)) - {None}
 
 
 def discard_dead_output() -> None:
-    """Let ``/dev/null`` take the place of outputs that nobody reads any more.
+    """Replace outputs that nobody reads any more by ``/dev/null``.
 
     Writing to a terminal that was closed fails with EIO, and to a pipe that was closed with EPIPE.
-    pytest keeps copies of the descriptors while it captures, so every descriptor is looked at.
+    pytest keeps copies of the descriptors while it captures, so every descriptor is checked.
     """
     for descriptor in map(int, os.listdir("/dev/fd")):
         if _file(descriptor) in _OUTPUTS and _is_dead(descriptor):

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _prepare() -> None:
-    """Import what pytest will import, and draw once."""
+    """Import what pytest will import, and draw one figure."""
     for name in MODULES:
         importlib.import_module(name)
     from matplotlib.backends.backend_agg import FigureCanvasAgg

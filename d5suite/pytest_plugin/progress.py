@@ -20,10 +20,10 @@ from d5suite.pytest_plugin.output import discard_dead_output
 from d5suite.pytest_plugin.settings import benchmark_options
 
 MOST_ROWS = 12
-"""Measurements of a job up to which each gets a row; a job of more gets one line."""
+"""Most measurements of a job that each get a row; a job of more gets one line."""
 
 MOST_COLUMNS = 4
-"""Measurements of which provisional medians are shown."""
+"""Number of measurements whose provisional medians are shown."""
 
 CACHE_KEY = "d5suite/step_seconds"
 """Key in pytest's cache of the durations of steps, from which the time left is estimated."""
@@ -41,7 +41,7 @@ class RunProgress:
     ----------
     config : pytest.Config
     jobs : mapping
-        By job, in the order they run: its tests by node ID, each with its measurement's key.
+        Tests by job, in the order they run: for each test's node ID its measurement's key.
 
     Attributes
     ----------
@@ -82,11 +82,11 @@ class RunProgress:
         self._show()
 
     def earlier_s(self) -> float | None:
-        """Return the seconds that earlier runs took for all of this; None if that is not known."""
+        """Return the seconds that earlier runs took for all steps left; None if any is new."""
         return self._estimate.earlier_s()
 
     def add_median(self, key: str, backend: str, median_s: float, rounds: int) -> None:
-        """Show a proved backend's time as far as it is known.
+        """Show the provisional median of a backend that is proved.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class RunProgress:
         backend : str
         median_s : float
         rounds : int
-            Rounds that it has taken; 0 if the time is of the calls that warmed it up.
+            Rounds taken so far; 0 if the median is that of the warm-up calls.
         """
         self._medians.setdefault(key, {})[backend] = median_s, rounds
         self._show()
@@ -115,7 +115,7 @@ class RunProgress:
         self._started.setdefault(job, time.monotonic())
 
     def add(self, job: JobName, nodeid: str, row: str, *, failed: bool) -> str | None:
-        """Add a finished test; return its job's rows after the last one."""
+        """Add a finished test; return its job's rows if it is the job's last test, else None."""
         self.finished.add(nodeid)
         self._rows.append(row)
         self._failed += failed
@@ -249,6 +249,6 @@ def _write_table(terminalreporter: Any, config: pytest.Config) -> None:
 
 
 class _TerminalText(io.StringIO):
-    """Text for a terminal; Rich draws its lines in ASCII if the terminal lacks others."""
+    """Text for a terminal: Rich draws tables in ASCII if the terminal's encoding needs it."""
 
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"

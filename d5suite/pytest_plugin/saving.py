@@ -1,7 +1,8 @@
-"""Results put in place whole: JSON, the raw series beside it, and plots."""
+"""Results put in place as a whole: JSON, the raw series beside it, and plots."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -11,7 +12,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,7 +37,7 @@ READER_PATIENCE_S = 60.0
 
 
 class AtomicDestination(os.PathLike[str]):
-    """A result path beside which pytest-benchmark writes; all files of a result are one unit.
+    """A path for results: they are written beside it, and put in place as one unit.
 
     If files beside the JSON cannot be saved, the JSON is saved without them.
 
@@ -50,7 +51,7 @@ class AtomicDestination(os.PathLike[str]):
     Attributes
     ----------
     direct : bool
-        Whether it is no file, so that nothing can lie beside it.
+        Whether the path is no ordinary file, so that nothing can be saved beside it.
     described : bool
         Whether the JSON's content is complete.
     faults : list of str
@@ -101,22 +102,32 @@ class AtomicDestination(os.PathLike[str]):
 
     @property
     def whole(self) -> bool:
-        """Whether it was written to its end."""
+        """Whether the JSON file was written to its end."""
         try:
             return self.written and bool(json.loads(self._pending[self.path].temporary.read_bytes()))
         except (OSError, ValueError):
             return False
 
     def beside(self, suffix: str) -> Path:
-        """The path of a further file of this result, such as ``.h5``."""
+        """Return the path of another file of this result, given its suffix, such as ``.h5``."""
         return self.path.with_name(self.path.name.removesuffix(".json") + suffix)
 
     def pending(self, path: Path) -> Path:
-        """Where to write a file that `commit` puts at ``path``."""
+        """Return where to write a file that `commit` puts at ``path``."""
         if path not in self._pending:
             place = Path(tempfile.gettempdir(), "d5suite-results.json") if self.direct else path
             self._pending[path] = PendingFile(place)
         return self._pending[path].temporary
+
+    @contextlib.contextmanager
+    def writing(self, path: Path, what: str, told: list[str]) -> Iterator[Path]:
+        """Yield where to write a file; if that fails, leave it out and tell why."""
+        try:
+            yield self.pending(path)
+        except Exception as error:
+            if pending := self._pending.pop(path, None):
+                pending.discard()
+            told.append(f"{what}: {_why(error)}")
 
     def require_free(self, suffix: str) -> None:
         """Raise `ConfigurationError` if the place of a folder is taken.
@@ -132,7 +143,7 @@ class AtomicDestination(os.PathLike[str]):
             )
 
     def folder(self, suffix: str) -> Path:
-        """Where to write a folder that `commit` puts beside the result; see `require_free`."""
+        """Return where to write a folder that `commit` puts beside the result: `require_free`."""
         path = self.beside(suffix)
         if path not in self._folders:
             self.require_free(suffix)
@@ -141,11 +152,6 @@ class AtomicDestination(os.PathLike[str]):
             (temporary / OURS).write_text(f"{self.path.name}\n")
             self._folders[path] = temporary
         return self._folders[path]
-
-    def leave_out(self, path: Path) -> None:
-        """Forget a file that was to be written."""
-        if path in self._pending:
-            self._pending.pop(path).discard()
 
     def __fspath__(self) -> str:
         return str(self.pending(self.path))
@@ -213,7 +219,7 @@ MISSED = ".missed.h5"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any] | None:
-    """Ask nothing about this machine where `_as_measured` will say which ones measured."""
+    """Describe no machine if `_as_measured` will describe the one that measured."""
     return {} if config.stash[stash.RESULTS] and settings(config).from_jobs is not None else None
 
 
@@ -268,12 +274,9 @@ def _save_beside(
     records = config.stash[stash.RECORDS]
     series = {each["fullname"]: records[each["fullname"]] for each in benchmarks if each["fullname"] in records}
     path = destination.beside(".h5")
-    try:
-        save_series(destination.pending(path), series, token)
+    with destination.writing(path, f"the series {path}", destination.faults) as place:
+        save_series(place, series, token)
         facts["series"], facts["series_token"] = path.name, token
-    except Exception as error:
-        destination.leave_out(path)
-        destination.faults.append(f"the series {path}: {_why(error)}")
     pictures = _save_plots(config, destination, benchmarks, series)
     if pictures:
         facts["pictures"] = pictures
@@ -284,7 +287,7 @@ def _why(error: Exception) -> str:
 
 
 def _save_folders(destination: AtomicDestination, benchmarks: list[dict[str, Any]]) -> None:
-    """Copy the folders that passes have left beside the result, and name those places."""
+    """Copy the folders of passes to places beside the result, and name these in the records."""
     from d5suite.passes.base import FILES
 
     for bench in benchmarks:
@@ -302,7 +305,7 @@ def _save_folders(destination: AtomicDestination, benchmarks: list[dict[str, Any
 
 
 def _token(content: dict[str, Any] | None) -> str:
-    """Token of a file's series; equal for equal content."""
+    """Return a token for a file's series: equal for equal content, random for None."""
     if content is None:
         return uuid.uuid4().hex
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
@@ -328,16 +331,16 @@ def _as_measured(output_json: dict[str, Any], ours: list[dict[str, Any]]) -> Non
 
 
 def _measurements(config: pytest.Config) -> dict[str, Any]:
-    """A description of each measurement in the file, by which others read it without its code."""
+    """Describe each measurement in the file, so that readers do not need its code."""
     return {each["measurement"].name: each["measurement"].describe() for each in config.stash[stash.RESULTS]}
 
 
 def _save_plots(
     config: pytest.Config, destination: AtomicDestination, benchmarks: list[dict[str, Any]], series: Mapping[str, Any]
 ) -> list[str]:
-    """Plots beside the JSON, of results and of partial results of failures; their names.
+    """Save plots of results, and of failures' partial results, beside the JSON; return their names.
 
-    Series of failures have no place in the JSON's own HDF5 file, and get one of theirs.
+    Series of failures are saved in an HDF5 file of their own: `MISSED`.
     """
     from d5suite.report.plots import PLOTS, Plotted, save_plot
     from d5suite.report.series import save_series
@@ -359,20 +362,14 @@ def _save_plots(
             found.setdefault(each.group, []).append(unfinished)
     if kept:
         missed = destination.beside(MISSED)
-        try:
-            save_series(destination.pending(missed), {name: each.facts["series"] for name, each in kept.items()})
-        except Exception as error:
-            destination.leave_out(missed)
-            destination.faults.append(f"the series of failures {missed}: {_why(error)}")
+        with destination.writing(missed, f"the series of failures {missed}", destination.faults) as place:
+            save_series(place, {name: each.facts["series"] for name, each in kept.items()})
     pictures = []
     for group, results in found.items():
         picture = _picture_path(destination, group, kinds[group])
-        try:
-            save_plot(kinds[group], destination.pending(picture), group, results)
+        with destination.writing(picture, f"no picture of {group}", config.stash[stash.REMARKS]) as place:
+            save_plot(kinds[group], place, group, results)
             pictures.append(picture.name)
-        except Exception as error:  # a failed picture leaves the numbers intact
-            destination.leave_out(picture)
-            config.stash[stash.REMARKS].append(f"no picture of {group}: {_why(error)}")
     return pictures
 
 
@@ -384,7 +381,7 @@ def _picture_path(destination: AtomicDestination, group: str, kind: str) -> Path
 
 
 def where_kept(config: pytest.Config, kept: stash.Kept) -> str:
-    """Where partial results of a failure will be found, as the end of its message."""
+    """Return the end of a failure's message: where its partial results will be; or nothing."""
     destination = config.stash.get(DESTINATION, None)
     if destination is None or destination.direct:
         return ""
@@ -397,7 +394,7 @@ def where_kept(config: pytest.Config, kept: stash.Kept) -> str:
 
 
 def add_derived(records: Sequence[dict[str, Any]], config: pytest.Config) -> None:
-    """Let measurements add to their records what needs all of the run: `Measurement.derive`."""
+    """Let measurements add what needs all records of the run: `Measurement.derive`."""
     measurements = {each["measurement"].name: each["measurement"] for each in config.stash[stash.RESULTS]}
     alike: dict[Any, list[dict[str, Any]]] = {}
     for record in records:
@@ -418,7 +415,7 @@ def _finite(value: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
-    """Around pytest-benchmark's saving: put the files in place, the JSON whatever else fails."""
+    """Put the files in place once pytest-benchmark has saved; the JSON whatever else fails."""
     config = session.config
     destination = config.stash.get(DESTINATION, None)
     result, faults = None, list[str]()
@@ -457,7 +454,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
 
 
 def _has_failed(config: pytest.Config) -> bool:
-    """Whether this run's own measurements failed; jobs that are gathered may not have run yet."""
+    """Return whether own measurements failed; jobs that are gathered may not have run yet."""
     return bool(config.stash[stash.FAILURES]) and settings(config).from_jobs is None
 
 

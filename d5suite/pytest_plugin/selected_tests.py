@@ -67,7 +67,7 @@ class SelectedTests:
 
     @property
     def lacking(self) -> list[tuple[stash.BenchmarkTarget, str]]:
-        """Skipped tests of named backends that can measure nothing in turn."""
+        """The skipped tests of backends that are named, but have no test to run in turn."""
         able = {str(each.selection) for each in self.targets if each.measurement.takes_turns}
         lost = {each for each in self.named if each not in able}
         return [one for one in self.skipped if one[0].measurement.takes_turns and str(one[0].selection) in lost]

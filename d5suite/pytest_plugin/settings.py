@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from d5suite.backends import Selection
     from d5suite.cases.case import Settings
     from d5suite.cases.user_network import Given
-    from d5suite.tuning.profiles import Profile
+    from d5suite.tuning.profiles import TunedProfile
 
 MOST_RANKS = 4096
 
 MOST_ROUNDS = 1_000_000
-"""Most rounds that ``--benchmark-min-rounds`` asks for: more would outlast every time limit."""
+"""Most rounds that ``--benchmark-min-rounds`` may ask for: more would outlast every time limit."""
 
 PREFERRED = ("nccl", "gloo", "mpi")
-"""Communicators in the order in which one that can be used is taken."""
+"""Communicators in order of preference: the first usable one is the default."""
 
 
 def elsewhere(config: pytest.Config) -> bool:
@@ -81,7 +81,7 @@ def settings(config: pytest.Config) -> Settings:
     return config.stash[stash.SETTINGS]
 
 
-def _tuned(config: pytest.Config) -> Profile:
+def _tuned(config: pytest.Config) -> TunedProfile:
     """Return the settings of ``--tuned``; made once."""
     if stash.TUNED not in config.stash:
         from d5suite.tuning.profiles import use_tuned
@@ -129,7 +129,7 @@ def inputs_of(config: pytest.Config) -> dict[str, Given]:
 
 
 SIZES_OF_TRANSFERS = {"slice_bytes": "slice", "credit_bytes": "credit"}
-"""Options by the schemes' settings of transfers."""
+"""Options of pytest, by the setting of a scheme's transfers that they give."""
 
 
 def ranks_of(config: pytest.Config) -> list[Ranks]:
@@ -176,7 +176,7 @@ def ranks_of(config: pytest.Config) -> list[Ranks]:
             settings_from_dict({"name": name, **settings, **honoured})
         settings |= asked if count > 1 else honoured
         _require("algorithm", algorithm, ALGORITHMS)
-        # With a framework's own scheme it only lets ranks agree, on the CPU.
+        # With a framework's own scheme the communicator only lets ranks agree, on the CPU.
         device = "cpu" if native else config.getoption("device")
         chosen = _communicator(communicator, count, device, elsewhere(config))
         launcher = COMMUNICATORS[chosen].launcher if count > 1 else "none"
@@ -185,13 +185,13 @@ def ranks_of(config: pytest.Config) -> list[Ranks]:
         )  # fmt: skip
         if native and count == 1:  # every backend has this one
             how = replace(how, scheme=next(iter(SCHEMES)), settings={}, native=False)
-        if count > 1 or all(each.size > 1 for each in found):  # one rank is the same, whatever the others do
+        if count > 1 or all(each.size > 1 for each in found):  # one rank is the same with every scheme
             found.append(Ranks(count, how))
     return found
 
 
 def _check_native(config: pytest.Config, name: str, settings: dict[str, Any], algorithm: str) -> None:
-    """Raise `ConfigurationError` unless a backend has a scheme of its own with these settings."""
+    """Raise `ConfigurationError` if no backend has a scheme of its own with these settings."""
     from d5suite.backends import discover
     from d5suite.distributed.schemes import SCHEMES, settings_from_dict
 
@@ -211,7 +211,7 @@ def _check_native(config: pytest.Config, name: str, settings: dict[str, Any], al
 
 
 def _communicator(name: str, ranks: int, device: str, elsewhere: bool) -> str:
-    """Return a communicator that can be used, by default the first one."""
+    """Return the named communicator, or the first usable one if none is named."""
     from d5suite.distributed.communicators import COMMUNICATORS, problem
 
     if ranks == 1:
@@ -279,7 +279,7 @@ def cores_of(config: pytest.Config) -> int:
 
 
 def default_threads() -> int:
-    """Return how many threads nothing stops: the allowed CPUs, or the container's quota."""
+    """Return the default number of threads: the allowed CPUs, or the container's quota if less."""
     from d5suite.instruments.environment import cpu_quota
     from d5suite.instruments.threads import allowed_cpus
 
@@ -355,7 +355,7 @@ def without_effect(config: pytest.Config) -> list[str]:
 
 
 def taken_options(config: pytest.Config, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a benchmark's options, as pytest-benchmark states them, that d5suite took."""
+    """Return the options of a benchmark that d5suite used, as pytest-benchmark states them."""
     given = benchmark_options(config)
     taken = ["min_rounds", *(name for name in _SAMPLING if f"--benchmark-{name.replace('_', '-')}" in given)]
     return {name: options[name] for name in taken if name in options}

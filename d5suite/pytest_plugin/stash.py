@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from d5suite.measurements.base import Measurement
     from d5suite.pytest_plugin.sweep import Sweep  # noqa: F401
     from d5suite.session.results import Wanted
-    from d5suite.tuning.profiles import Profile  # noqa: F401
+    from d5suite.tuning.profiles import TunedProfile  # noqa: F401
 
 
 class Kept(NamedTuple):
@@ -50,14 +50,14 @@ class BenchmarkTarget(str):
 
 
 FIXTURE = "d5suite_backend"
-"""Name of that parameter."""
+"""Name of the tests' parameter, which is a `BenchmarkTarget`."""
 
 SESSION = pytest.StashKey["Sweep"]()
 """The sessions of the run, one for each point of a sweep."""
 
 SETTINGS = pytest.StashKey["Settings"]()
 SELECTIONS = pytest.StashKey["list[Selection]"]()
-TUNED = pytest.StashKey["Profile"]()
+TUNED = pytest.StashKey["TunedProfile"]()
 TERMINAL = pytest.StashKey[bool]()
 RECORDS = pytest.StashKey["dict[str, dict[str, Any]]"]()
 RESULTS = pytest.StashKey["list[dict[str, Any]]"]()

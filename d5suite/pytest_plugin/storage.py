@@ -1,6 +1,6 @@
 """What pytest-benchmark reads and writes itself, checked before anything is measured.
 
-That is its storage (``--benchmark-save``, ``--benchmark-compare``), and its histograms.
+It reads and writes its storage (``--benchmark-save``, ``--benchmark-compare``) and histograms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_storage(config: pytest.Config) -> None:
     ------
     ConfigurationError
         If it cannot be opened or, if results go there, cannot be written to; or if what
-        ``--benchmark-compare`` names is no file of it.
+        ``--benchmark-compare`` names is no file in it.
     """
     if not has_benchmark(config) or hasattr(config, "workerinput"):
         return

@@ -25,8 +25,8 @@ MOST_POINTS = 256
 """Points of a sweep; each starts a worker for every backend."""
 
 
-class Knob(NamedTuple):
-    """A setting that can be swept: the option's name in pytest, and what reads a value."""
+class SweptKnob(NamedTuple):
+    """A setting that can be swept: its option's name in pytest, and the parser of a value."""
 
     option: str
     read: Callable[[str], Any]
@@ -38,37 +38,37 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-KNOBS: Mapping[str, Knob] = {
-    "threads": Knob("threads", _whole),
-    "batch-size": Knob("batch_size", _whole),
-    "image-size": Knob("image_size", _whole),
-    "precision": Knob("precision", str),
-    "coupling": Knob("coupling", str),
-    "placement": Knob("placement", str),
-    "capacity": Knob("capacity", _whole),
+KNOBS: Mapping[str, SweptKnob] = {
+    "threads": SweptKnob("threads", _whole),
+    "batch-size": SweptKnob("batch_size", _whole),
+    "image-size": SweptKnob("image_size", _whole),
+    "precision": SweptKnob("precision", str),
+    "coupling": SweptKnob("coupling", str),
+    "placement": SweptKnob("placement", str),
+    "capacity": SweptKnob("capacity", _whole),
 }
 """Knobs by name. Ranks have ``--ranks``."""
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
-"""As `d5suite.levels.description` has them, which imports NumPy."""
+"""As in `d5suite.levels.description`, which imports NumPy."""
 
 PLACEMENTS = ("packed", "interleaved")
-"""As `d5suite.cases.workflow` has them; of couplings it knows the kinds."""
+"""As in `d5suite.cases.workflow`, which also knows the kinds of couplings."""
 
 CHOICES = {"precision": PRECISIONS, "placement": PLACEMENTS}
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One setting of all knobs.
 
     Attributes
     ----------
     values : mapping of str to object
-        By knob; empty without a sweep.
+        Values by knob; empty without a sweep.
     settings : Settings
     firsts : mapping of str to object
-        The first value of each knob, at which cases are measured that lack it.
+        The first value of each knob: cases that lack the knob are measured at this value only.
     """
 
     values: Mapping[str, Any]
@@ -77,13 +77,13 @@ class Point:
 
     @property
     def label(self) -> str:
-        """What it adds to a test's name, such as ``@threads=2+batch-size=4``."""
+        """What the point adds to a test's name, such as ``@threads=2+batch-size=4``."""
         from d5suite.report.reading import AT
 
         return AT + "+".join(f"{knob}={value}" for knob, value in self.values.items()) if self.values else ""
 
     def why_not(self, case: Case, selection: Selection) -> str | None:
-        """Return why a backend cannot measure a case here, or None."""
+        """Return why a backend cannot measure a case at this point, or None."""
         from d5suite.instruments.threads import allowed_cpus
 
         for knob, value in self.values.items():
@@ -100,7 +100,7 @@ class Point:
         return None
 
     def contradiction(self, case: Case, selection: Selection, measurement: type[Measurement]) -> str | None:
-        """Return how a swept setting contradicts a case, as one batch size does; or None."""
+        """Return how a swept setting, such as a batch size, contradicts a case, or None."""
         if self.values:
             try:
                 case.check(selection.backend, measurement, self.settings)
@@ -109,7 +109,7 @@ class Point:
         return None
 
 
-POINTS = pytest.StashKey["list[Point]"]()
+POINTS = pytest.StashKey["list[SweepPoint]"]()
 
 
 def add_options(group: Any) -> None:
@@ -123,13 +123,13 @@ def add_options(group: Any) -> None:
     )
 
 
-def points(config: pytest.Config) -> list[Point]:
+def points(config: pytest.Config) -> list[SweepPoint]:
     """Return all points of the sweep, or the one point without a sweep; made once."""
     if POINTS not in config.stash:
         base, swept = settings(config), check_options(config)
         firsts = {knob: values[0] for knob, values in swept.items()}
         config.stash[POINTS] = [
-            Point(chosen, _changed(base, chosen), firsts)
+            SweepPoint(chosen, _changed(base, chosen), firsts)
             for each in itertools.product(*swept.values())
             for chosen in [dict(zip(swept, each, strict=True))]
         ]

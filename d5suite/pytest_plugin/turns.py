@@ -17,7 +17,7 @@ WAIT_QUIET_S = 300.0
 
 
 def add_options(group: Any) -> None:
-    """Add the options to a group of pytest's."""
+    """Add the options to a group of pytest options."""
     group.addoption(
         "--one-by-one",
         action="store_true",

@@ -1,6 +1,6 @@
-"""Which part of a machine's ceilings an operator reaches, and what more than all of one means.
+"""The share of a machine's ceilings that an operator reaches, and what a share above 1 means.
 
-More than a ceiling is explained, or it is not believed. Imports the standard library.
+A share above 1 is explained, or it is not believed. Imports the standard library.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ FEWER_OPERATIONS = {"Conv": 6.0, "ConvTranspose": 6.0, "Attention": 4.0}
 F(6×6, 3×3) needs 5.06 times fewer (Lavin and Gray, CVPR 2016); attention may skip masked values."""
 
 FASTER_PRODUCT = 2.0
-"""How many times as fast as the ceiling's product another one may be: the ceiling's is not the
-largest, and a GPU is not full with it."""
+"""How many times as fast as the matrix product that sets the ceiling another one may be: that one
+is not the largest, and does not fill a GPU."""
 
 NEAR = 1.1
-"""The same for a copy, where no cache explains it."""
+"""How many times as fast as the copy that sets the ceiling another may be without a cache."""
 
 CEILING_BYTES = {"cpu": 60 << 20, "cuda": 512 << 20}
-"""Bytes that the ceiling's copy reads and writes, by device: less may stay in a cache whose size a
-file does not tell."""
+"""Bytes that the copy which sets the ceiling reads and writes, by device: fewer bytes may stay in a
+cache whose size the result file does not state."""
 
 
 RATES = {"flops_per_s": ("arithmetic", "GFLOP/s"), "bytes_per_s": ("memory traffic", "GB/s")}
@@ -36,9 +36,9 @@ class Share(NamedTuple):
     value : float or None
         1 is the ceiling; None if no ceiling is known, or nothing is computed or moved.
     why : str
-        What more than 1 means; empty up to 1.
+        What a value above 1 means; empty up to 1.
     believed : bool
-        Whether it is explained.
+        Whether the value is at most 1, or explained.
     """
 
     value: float | None

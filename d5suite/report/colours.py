@@ -1,8 +1,8 @@
 """The colours of backends, the same in every picture and page.
 
 They come from a search: among sets of eight colours with enough contrast on white, these differ
-most by CIEDE2000, also for colour-blind readers (Machado, Oliveira and Fernandes, 2009); those that
-differ most in hue are the frameworks that people compare most. A test checks this.
+most by CIEDE2000, also for colour-blind readers (Machado, Oliveira and Fernandes, 2009). The
+frameworks that people compare most have the colours that differ most in hue. A test checks this.
 Imports `d5suite.backends` as data.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 PALETTE = ("#003c78", "#b400e1", "#00695a", "#6996c3", "#969600", "#d27878", "#874b00", "#690f2d")
-"""Colours on white; ``page.css`` has those on dark."""
+"""Colours on white; ``page.css`` has those on a dark background."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", (0, (1, 1)))
-"""They tell lines of one backend apart, and help readers who see no colours."""
+"""Markers and line styles tell lines of one backend apart, and help readers who see no colours."""
 
 
 class Style(NamedTuple):
@@ -31,7 +31,7 @@ class Style(NamedTuple):
 def places(names: Iterable[str]) -> dict[str, int]:
     """Return a number for each backend's name; a built-in one always has the same.
 
-    No two of up to eight names share a colour, which is the number modulo eight.
+    The colour is the number modulo eight; no two of up to eight names share one.
     """
     from d5suite.backends import discover
 

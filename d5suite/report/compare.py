@@ -45,7 +45,7 @@ TableKey = tuple[str, Conditions]
 """A table's title and the conditions of all its results."""
 
 _SIZES = ("preset", "batch", "image size", "classes")
-"""Conditions that differ at a reduced size, and the optimizer's."""
+"""Conditions that differ at a reduced size, beside those of the optimizer."""
 
 WIDE = 100
 """Least columns of a terminal in which tables show more."""
@@ -87,14 +87,13 @@ LEGEND = {
     "interval": "95% interval of the median; of 5 samples 94%, of 4 88%, of 3 75%",
     "err/tol": "largest validation error divided by its tolerance",
 }
-"""What headings mean that several tables have."""
+"""Meanings of headings that several tables share."""
 
 
 def show(paths: Sequence[Path], console: Console, *, by_size: bool = False) -> None:
     """Print one table per recipe or family of operators, with the backends side by side.
 
-    Failed benchmarks are listed below, after the tables of collectives by size, if they are asked
-    for.
+    Failed benchmarks are listed last, after the tables of collectives by size if ``by_size``.
 
     Parameters
     ----------
@@ -188,7 +187,7 @@ def setting_parts(info: Mapping[str, Any]) -> list[str]:
 
 
 def contests_in_turn(found: Mapping[ResultKey, dict[str, Any]]) -> list[Contest[TableRow]]:
-    """Return the contests of the backends of a file that took turns."""
+    """Return the contests between backends of a file that took turns."""
     groups: dict[tuple[str, Conditions], list[TableRow]] = defaultdict(list)
     for (group, conditions, backend), info in found.items():
         if not failures(info):
@@ -247,9 +246,14 @@ def failures(info: Mapping[str, Any]) -> list[str]:
     wrong = [
         f"{each['name']}: error {each['error']:.3g} of {each['tolerance']:.3g} accepted"
         for each in validation["checks"]
-        if not each.get("passed", True) or each["error"] > each["tolerance"]
+        if not passed(each)
     ]
     return wrong or ([] if validation["passed"] else ["it says so itself"])
+
+
+def passed(check: Mapping[str, Any]) -> bool:
+    """Return whether a check has passed, judged from its own numbers."""
+    return check.get("passed", True) and check["error"] <= check["tolerance"]
 
 
 def reasons_to_doubt(info: Mapping[str, Any]) -> list[str]:
@@ -274,17 +278,22 @@ def grouped(files: Sequence[tuple[str, dict[ResultKey, dict[str, Any]]]]) -> dic
         for (group, conditions, backend), info in found.items():
             title, _, row = group.partition("." if info["level"] == 0 else "/")
             tables.setdefault((title, conditions), []).append(TableRow(row, backend, name, info))
+    alike: dict[tuple[str, frozenset[tuple[str, str]]], set[TableKey]] = defaultdict(set)
+    for key in tables:
+        alike[_but_for_size(key)].add(key)
     for key, rows in list(tables.items()):
         if is_reduced(rows[0][3]):
-            alike = [other for other in tables if other != key and _but_for_size(other) == _but_for_size(key)]
-            if len(alike) == 1:
-                tables[alike[0]] += tables.pop(key)
+            candidates = alike[_but_for_size(key)]
+            if len(candidates) == 2:
+                candidates.remove(key)
+                tables[next(iter(candidates))] += tables.pop(key)
     return tables
 
 
-def _but_for_size(place: TableKey) -> tuple[str, dict[str, str]]:
+def _but_for_size(place: TableKey) -> tuple[str, frozenset[tuple[str, str]]]:
     title, conditions = place
-    return title, {name: value for name, value in conditions if name not in _SIZES and not name.startswith("optimizer")}
+    kept = (pair for pair in conditions if pair[0] not in _SIZES and not pair[0].startswith("optimizer"))
+    return title, frozenset(kept)
 
 
 def is_reduced(info: Mapping[str, Any]) -> bool:
@@ -361,7 +370,7 @@ def _filled(
     table: Table, chosen: Sequence[TableRow], names: Sequence[str], ratios: Sequence[str], fit: _Fit, room: int, *,
     several: bool,
 ) -> RichTable:  # fmt: skip
-    """Return a table whose measurements take ``room`` columns; 0 leaves them out, to find out."""
+    """Return a table whose measurements' names have ``room`` columns; 0 leaves the names out."""
     columns = [
         column
         for column in table.columns

@@ -58,7 +58,7 @@ def show_comparison(comparison: RunComparison, console: Console) -> None:
 
 
 OF_PAIRS = "A, B: medians; B ÷ A: of pairs measured in turn, so it is not the ratio of these medians"
-"""What the columns of two sides are."""
+"""What the columns mean in a comparison of two sides."""
 
 
 def split(name: str) -> tuple[str, str]:

@@ -1,16 +1,25 @@
-"""The console of all commands. Text comes from files of strangers, so it is made safe here."""
+"""The console of all commands. Text may come from untrusted files, so it is escaped here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from d5suite.errors import escaped
+
+
+def table(*headings: str, words: Container[str] = ("",)) -> Table:
+    """Return a table without lines; columns of words are aligned left, those of numbers right."""
+    drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for each in headings:
+        drawn.add_column(each, justify="left" if each in words else "right", overflow="fold")
+    return drawn
 
 
 class Console(rich.console.Console):

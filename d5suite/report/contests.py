@@ -32,7 +32,7 @@ class Competing(Protocol):
 
     @property
     def file(self) -> str:
-        """Empty if there is one file."""
+        """The mark of the row's file; empty if there is one file."""
 
     @property
     def record(self) -> Mapping[str, Any]:
@@ -115,7 +115,7 @@ def contests_of(
 
     A backend that several files measured does not compete with itself: then each file has contests
     of its own. Results that only return views compute nothing, and rates above a ceiling that
-    nothing explains are not believed: both compete with none.
+    nothing explains are not believed: neither kind competes.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class RatioToFastest(NamedTuple):
     undecided : bool
         Whether nothing follows, because one of the two was disturbed.
     is_close : bool
-        Whether another one may be the fastest of them.
+        Whether another of the competing results may be the fastest.
     is_view : bool
         See `is_view`.
     """
@@ -215,11 +215,11 @@ class RatioToFastest(NamedTuple):
 
     @property
     def value(self) -> float | None:
-        """The ratio; None if there is none, or none that is decided."""
+        """The ratio; None if there is none, or if it is undecided."""
         return None if self.undecided or self.ratio is None else self.ratio.value
 
     def text(self, *, interval: bool = False) -> str:
-        """Format it, with its interval if wanted and if the two took turns."""
+        """Format the ratio, with its interval if wanted and if the two took turns."""
         if self.undecided or self.is_view:
             return "?" if self.undecided else "view"
         if self.ratio is None or self.is_fastest:
@@ -260,7 +260,7 @@ def ranked(
 
 
 def ratio_between(one: Mapping[str, Any], other: Mapping[str, Any], between_runs: float) -> Ratio:
-    """Return how many times as long the other result takes as the one, from their records."""
+    """Return how many times as long ``other`` takes as ``one``, from their records."""
     return Ranking([_competitor(one), _competitor(other)], between_runs).ratio(0, 1)
 
 
@@ -271,7 +271,7 @@ def _competitor(record: Mapping[str, Any]) -> Competitor:
 
 
 def notes_on(contests: Sequence[Contest[Any]]) -> list[str]:
-    """Return what a table of backends that took turns does not show; empty if none did."""
+    """Return what a table of backends that took turns does not show; empty if none took turns."""
     compared = [contest for contest in contests if len(contest.results) > 1]
     lines = [
         f"{contest.name} is not decided (?), because the machine was disturbed: {', '.join(contest.vetoes)}"

@@ -39,14 +39,15 @@ PANEL = 4.6, 3.6
 
 
 @dataclass(frozen=True)
-class Study:
+class AllReduceStudy:
     """All-reduces of a result file on one communicator.
 
     Attributes
     ----------
     communicator : str
     link : Link
-        Half of the line of `ping_pong`: one direction; and the gap of `ping_burst`, if measured.
+        One direction: half of the line fitted to `ping_pong`; and the gap of `ping_burst`, if
+        measured.
     measured : mapping
         Median seconds by algorithm, number of ranks and bytes.
     """
@@ -62,7 +63,7 @@ class Study:
 
     @property
     def few_sizes(self) -> list[int]:
-        """The least, the middle and the most bytes that were measured."""
+        """The smallest, the middle and the largest size that were measured."""
         known = self.sizes
         return sorted({known[0], known[len(known) // 2], known[-1]})
 
@@ -72,12 +73,12 @@ class Study:
         return list(dict.fromkeys([*ALGORITHMS, *sorted({name for name, _, _ in self.measured})]))
 
     def seconds(self, algorithm: str, ranks: int, nbytes: int, tensors: int) -> float | None:
-        """Return the seconds of equal tensors one after the other; None if not measured."""
+        """Return the seconds to reduce equal tensors one by one; None if not measured."""
         one = self.measured.get((algorithm, ranks, nbytes // tensors))
         return None if one is None or nbytes % tensors else one * tensors
 
 
-def studies(records: Mapping[Any, Mapping[str, Any]]) -> list[Study]:
+def studies(records: Mapping[Any, Mapping[str, Any]]) -> list[AllReduceStudy]:
     """Return a study for each communicator of a file's records.
 
     Raises
@@ -87,7 +88,7 @@ def studies(records: Mapping[Any, Mapping[str, Any]]) -> list[Study]:
     """
     found: dict[str, dict[tuple[str, int, int], float]] = {}
     links: dict[str, tuple[int, Link]] = {}
-    played: dict[tuple[str, str, int], float] = {}  # by call, communicator and ranks: seconds of the least size
+    played: dict[tuple[str, str, int], float] = {}  # by call, communicator and ranks: seconds of the smallest size
     for (group, *_), info in records.items():
         if info["measurement"] != "collectives":
             continue
@@ -111,11 +112,13 @@ def studies(records: Mapping[Any, Mapping[str, Any]]) -> list[Study]:
         ranks, link = links[name]
         single, burst = (played.get((call, name, ranks)) for call in ("ping_pong", "ping_burst"))
         gap = 0.0 if single is None or burst is None else gap_s(single, burst, BURST)
-        made.append(Study(name, replace(link, gap_s=gap), found[name]))
+        made.append(AllReduceStudy(name, replace(link, gap_s=gap), found[name]))
     return made
 
 
-def crossovers(study: Study, sizes: Sequence[int], tensors: Sequence[int], most: int) -> Iterator[dict[str, Any]]:
+def crossovers(
+    study: AllReduceStudy, sizes: Sequence[int], tensors: Sequence[int], most: int
+) -> Iterator[dict[str, Any]]:
     """Yield the fewest ranks from which on all-reduce is faster, by bytes, tensors and servers."""
     for nbytes in sizes:
         for count in tensors:
@@ -132,7 +135,7 @@ def crossovers(study: Study, sizes: Sequence[int], tensors: Sequence[int], most:
                     }
 
 
-def errors(study: Study) -> dict[str, list[float]]:
+def errors(study: AllReduceStudy) -> dict[str, list[float]]:
     """Return measured over predicted times by algorithm."""
     found: dict[str, list[float]] = {}
     for (name, ranks, nbytes), seconds in study.measured.items():
@@ -141,17 +144,17 @@ def errors(study: Study) -> dict[str, list[float]]:
     return found
 
 
-def to_dict(found: Sequence[Study], sizes: Sequence[int], tensors: Sequence[int], most: int) -> dict[str, Any]:
+def to_dict(found: Sequence[AllReduceStudy], sizes: Sequence[int], tensors: Sequence[int], most: int) -> dict[str, Any]:
     """Return crossovers, the links that they rest on, and how far predictions are off, for JSON.
 
     Parameters
     ----------
-    found : sequence of Study
+    found : sequence of AllReduceStudy
     sizes : sequence of int
-        Bytes; by default few that were measured.
+        Bytes; if empty, `AllReduceStudy.few_sizes`.
     tensors : sequence of int
     most : int
-        Ranks up to which is predicted.
+        Largest number of ranks that is predicted.
     """
     return {
         "assumes": ASSUMES,
@@ -165,7 +168,7 @@ def to_dict(found: Sequence[Study], sizes: Sequence[int], tensors: Sequence[int]
     }  # fmt: skip
 
 
-def tables(study: Study, sizes: Sequence[int], tensors: Sequence[int], most: int) -> list[Table]:
+def tables(study: AllReduceStudy, sizes: Sequence[int], tensors: Sequence[int], most: int) -> list[Table]:
     """Return the tables of a study: crossovers; how far predictions are off; measured times."""
     from rich import box
     from rich.table import Table
@@ -203,7 +206,7 @@ def _described(link: Link) -> str:
     return f"α {figure(1e6 * link.alpha_s)} µs, {gap}, 1/β {figure(1e-9 / link.beta_s_per_byte)} GB/s"
 
 
-def draw(study: Study, sizes: Sequence[int], tensors: Sequence[int], most: int) -> Figure:
+def draw(study: AllReduceStudy, sizes: Sequence[int], tensors: Sequence[int], most: int) -> Figure:
     """Draw milliseconds over ranks: a column for each size, a row for each number of tensors."""
     from matplotlib.figure import Figure
 
@@ -227,7 +230,7 @@ def draw(study: Study, sizes: Sequence[int], tensors: Sequence[int], most: int) 
     return drawn
 
 
-def _panel(axes: Axes, study: Study, nbytes: int, tensors: int, most: int) -> None:
+def _panel(axes: Axes, study: AllReduceStudy, nbytes: int, tensors: int, most: int) -> None:
     ranks = sorted({2**power for power in range(1, most.bit_length()) if 2**power <= most} | {most})
     for name, style in zip(study.algorithms, styles(study.algorithms), strict=True):
         label = name.replace("_", " ")

@@ -47,9 +47,9 @@ def draw_curves(
     Parameters
     ----------
     title, metric : str
-        Of the picture and of its vertical axis.
+        Title of the picture, and label of the vertical axis.
     target : float
-        Drawn as a line across.
+        Drawn as a horizontal line.
     curves : sequence of Curve
         Each gets a colour.
     over_bytes : sequence of Curve, optional
@@ -93,7 +93,7 @@ def _label(axes: Axes) -> None:
     decades = math.log10(high / low)
     if decades > 1:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
-    else:  # as on a linear axis, without those that crowd at its end
+    else:  # as on a linear axis, without ticks that crowd at its end
         ticks = [tick for tick in MaxNLocator(8).tick_values(low, high) if low <= tick <= high]
         chosen: list[float] = []
         for tick in ticks:

@@ -31,12 +31,12 @@ _PROBE = (
 
 
 def show_doctor(console: Console, names: Collection[str] = ()) -> None:
-    """Print the machine, the backends and a short measurement of noise.
+    """Print the machine, the backends (all, or ``names``) and a short measurement of noise.
 
     Raises
     ------
     BackendError
-        If one of the ``names`` is unknown. They are the backends to try; default: all.
+        If one of the names is unknown.
     """
     backends, faults = discover()
     for name in names:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-"""Of ``head.html``, with which each page's template begins."""
+"""Folder of ``head.html``, with which each page's template begins."""
 
 
 def document(
@@ -30,23 +30,16 @@ def document(
     filters : mapping of str to callable, optional
         Further filters of the template.
     data : object
-        Its ``data``: JSON-able values for the script.
+        The template's ``data``: JSON-able values for the script.
     **values
-        What else the template names.
+        Further values that the template names.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     style, script = (_stripped(template.with_suffix(f".{kind}").read_text(encoding="utf-8")) for kind in ("css", "js"))
-    environment = Environment(
-        loader=FileSystemLoader([template.parent, HERE]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(filters or {})
-    return environment.get_template(template.name).render(
+    return filled_in(
+        template,
+        filters or {},
         title=title,
         style=Markup(style),  # noqa: S704  our own files
         script=Markup(script),  # noqa: S704
@@ -54,6 +47,21 @@ def document(
         data=Markup(_embedded(data)),  # noqa: S704  JSON without <, > and &
         **values,
     )
+
+
+def filled_in(template: Path, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
+    """Return a template filled in: all but `Markup` is escaped, and no value may be missing."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader([template.parent, HERE]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(filters)
+    return environment.get_template(template.name).render(**values)
 
 
 def _stripped(text: str) -> str:

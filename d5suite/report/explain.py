@@ -6,32 +6,32 @@ a disturbed machine. Imports `d5suite.models` and its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from d5suite.errors import ConfigurationError
 from d5suite.models.ceilings import Ceilings, Roof, other_machine
-from d5suite.models.roofline import ABOVE, ARITHMETIC, Placed, Segment, Step, Work, place
+from d5suite.models.roofline import ABOVE, ARITHMETIC, Placed, RooflineStep, Segment, TimedWork, place
 from d5suite.report.ceilings import describe_share
 from d5suite.report.compare import failures, setting
 from d5suite.report.reading import ResultKey
 from d5suite.report.roofline import SLOWED, timed_nodes
 
 TOLD = 0.05
-"""Least part of a step that is told."""
+"""Smallest share of a step that a sentence mentions."""
 
 MOST_OPERATORS = 4
-"""Operators of a step that are told, the slowest first."""
+"""Most operators of a step that sentences mention, the slowest first."""
 
 EXPLAINED = 0.5
-"""Least part of a step that nodes must explain before operators are told."""
+"""Share of a step that nodes must explain before sentences mention operators."""
 
 AS_FAST = 1.05
-"""Ratio of two rates from which on they differ."""
+"""Ratio from which on two rates count as different."""
 
 ALMOST_ALL = 0.9
-"""Part of the ceilings' time from which on one of them is named alone."""
+"""Part of the time at all ceilings from which on one ceiling is named alone."""
 
 UNDECIDED = ", but their intervals overlap, so another run may turn it"
 """Follows a ratio that the samples do not decide."""
@@ -47,7 +47,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Told:
-    """A result, and what is said of it."""
+    """A result, and the sentences about it."""
 
     title: str
     backend: str
@@ -57,22 +57,21 @@ class Told:
 
 @dataclass(frozen=True)
 class _Given:
-    """A result with its neighbours and the roof above it."""
+    """A result, all results by case, measurement and backend, and the roof above it."""
 
     key: ResultKey
     record: Mapping[str, Any]
-    records: Mapping[ResultKey, Mapping[str, Any]]
+    beside: Mapping[tuple[str, str, str], Sequence[tuple[ResultKey, Mapping[str, Any]]]]
     roof: Roof | None
 
     def others(self, *turned: str, measurement: str = "") -> Iterator[Mapping[str, Any]]:
-        """Yield sound results of this case and backend whose conditions differ in these only."""
+        """Yield sound results of this case and backend that differ in the named conditions only."""
         title, conditions, backend = self.key
         wanted = (title.partition("/")[0], measurement or title.partition("/")[2], backend)
         own = {name: value for name, value in conditions if name not in turned}
-        for (other, theirs, theirs_on), record in self.records.items():
-            if (*other.partition("/")[::2], theirs_on) != wanted or record is self.record:
-                continue
-            if {name: value for name, value in theirs if name not in turned} == own and not doubt(record):
+        for (_, theirs, _), record in self.beside.get(wanted, ()):
+            alike = {name: value for name, value in theirs if name not in turned} == own
+            if alike and record is not self.record and not doubt(record):
                 yield record
 
 
@@ -88,7 +87,7 @@ def explain(
     case : str, optional
         Only this case, or ``case/measurement``.
     ceilings : Ceilings, optional
-        Of the machine that made the results.
+        Ceilings of the machine that made the results.
 
     Raises
     ------
@@ -99,12 +98,16 @@ def explain(
     if not chosen:
         known = dict.fromkeys(title.partition("/")[0] for title, _, _ in records)
         raise ConfigurationError(f"there is no case {case!r} here", hint=f"Cases: {', '.join(known)}.")
+    beside: dict[tuple[str, str, str], list[tuple[ResultKey, Mapping[str, Any]]]] = {}
+    for key, record in records.items():
+        title, _, backend = key
+        beside.setdefault((*title.partition("/")[::2], backend), []).append((key, record))
     found = []
     for (title, conditions, backend), record in chosen.items():
         sentences = doubt(record)
         if not sentences:
             roof = _roof(record, ceilings)
-            given = _Given((title, conditions, backend), record, records, roof)
+            given = _Given((title, conditions, backend), record, beside, roof)
             sentences = [sentence for reader in READERS for sentence in reader(given)]
         found.append(Told(title, backend, setting(record), sentences))
     return found
@@ -152,7 +155,7 @@ def _time(given: _Given) -> Iterator[Sentence]:
 
 
 def _operators(given: _Given) -> Iterator[Sentence]:
-    """The operators in which the step's time is, and the part of the ceiling that they reach."""
+    """Say which operators take the step's time, and the part of the ceiling that they reach."""
     part = _layers(given.record)
     if part is None:
         return
@@ -191,7 +194,7 @@ def _operators(given: _Given) -> Iterator[Sentence]:
 
 
 def _of_ceilings(placed: list[Placed], slowed: bool) -> str:
-    """Say which part of their ceilings nodes reach, and what more than all means."""
+    """Say what share of their ceilings nodes reach, and what a share above 1 means."""
     bounds: dict[str, float] = {}
     for each in placed:
         bounds[each.bound] = bounds.get(each.bound, 0.0) + each.ideal_s
@@ -208,7 +211,7 @@ def _of_ceilings(placed: list[Placed], slowed: bool) -> str:
 
 
 def _by_operator(part: Mapping[str, Any], roof: Roof | None) -> tuple[dict[str, float], dict[str, list[Placed]]]:
-    """Return seconds by operator, and places of nodes whose work is counted."""
+    """Return seconds by operator, and places under the roof of nodes whose work is counted."""
     seconds: dict[str, float] = {}
     placed: dict[str, list[Placed]] = {}
     for _, op_type, work in timed_nodes(part):
@@ -219,7 +222,7 @@ def _by_operator(part: Mapping[str, Any], roof: Roof | None) -> tuple[dict[str, 
 
 
 def _ceilings_of_run(given: _Given) -> Iterator[Sentence]:
-    """The part of a ceiling that a single operator reaches, where its run has measured ceilings."""
+    """Say which part of a ceiling an operator reaches, where its run has measured ceilings."""
     for rate, share in (given.record.get("fraction_of_ceiling") or {}).items():
         if share is not None:
             yield Sentence(
@@ -228,7 +231,7 @@ def _ceilings_of_run(given: _Given) -> Iterator[Sentence]:
 
 
 def _elsewhere(given: _Given) -> Iterator[Sentence]:
-    """What belongs to no node: the optimizer, changes of layout, time between events."""
+    """Say what belongs to no node: the optimizer, changes of layout, time between events."""
     part = _layers(given.record)
     if part is None:
         return
@@ -250,7 +253,7 @@ def _elsewhere(given: _Given) -> Iterator[Sentence]:
 
 
 def _loader(given: _Given) -> Iterator[Sentence]:
-    """Whether the loader feeds a training step fast enough."""
+    """Say whether the loader feeds a training step fast enough."""
     record = given.record
     if record["measurement"] != "training_step":
         return
@@ -272,15 +275,15 @@ def _loader(given: _Given) -> Iterator[Sentence]:
 
 
 def _knobs(given: _Given) -> Iterator[Sentence]:
-    """What more threads or larger batches give, where the file holds both."""
+    """Say what more threads or larger batches gain, where the file holds both."""
     record = given.record
     rate, threads, batch = record["throughput"]["value"], record["threads"], record.get("batch_size")
     fewer = [each for each in given.others("threads") if each["threads"] < threads and each["level"] != 3]
     if fewer:
         base = min(fewer, key=lambda each: each["threads"])
         gain = rate / base["throughput"]["value"]
-        work = [Work(1.0, 1.0, 1 / each["throughput"]["value"]) for each in (base, record)]
-        one, other = (Step(each["threads"], 1, own) for each, own in zip((base, record), work, strict=True))
+        work = [TimedWork(1.0, 1.0, 1 / each["throughput"]["value"]) for each in (base, record)]
+        one, other = (RooflineStep(each["threads"], 1, own) for each, own in zip((base, record), work, strict=True))
         serial = Segment("strong", one, other).serial_part
         said = f": serial part {serial:.0%}" if serial is not None else ""
         yield Sentence(
@@ -300,7 +303,7 @@ def _knobs(given: _Given) -> Iterator[Sentence]:
 
 
 def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether the intervals of two rates have a rate in common."""
+    """Return whether the intervals of two rates overlap."""
     ends = []
     for each in (one, other):
         done = each["throughput"]["value"] * each["median_s"]
@@ -311,7 +314,7 @@ def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _ranks(given: _Given) -> Iterator[Sentence]:
-    """What ranks wait for, and what of their communication computing does not hide."""
+    """Say how long ranks wait, and how much communication computing does not hide."""
     parts = (given.record.get("distributed") or {}).get("parts")
     if not parts:
         return
@@ -326,7 +329,7 @@ def _ranks(given: _Given) -> Iterator[Sentence]:
 READERS: tuple[Callable[[_Given], Iterator[Sentence]], ...] = (
     _time, _operators, _ceilings_of_run, _elsewhere, _loader, _knobs, _ranks,
 )  # fmt: skip
-"""What is looked at, in the order in which it is said."""
+"""Functions that make the sentences, in the order of the sentences."""
 
 
 def silent(records: Mapping[ResultKey, Mapping[str, Any]], ceilings: Ceilings | None) -> list[str]:

@@ -21,7 +21,7 @@ def judged_figures(record: Mapping[str, Any]) -> dict[str, Figure]:
     Parameters
     ----------
     record : mapping
-        Of d5suite, with ``table``: the measurement's `Table`.
+        A d5suite record, with ``table``: the measurement's `Table`.
 
     Raises
     ------
@@ -45,8 +45,4 @@ def _judged(record: Mapping[str, Any]) -> Iterator[tuple[str, Column, float]]:
 def said_of(heading: str, base: Figure, new: Figure, worse: float) -> str:
     """Say how much worse a figure became."""
     times = "worse" if worse == math.inf else f"{figure(worse)} times worse"
-    return f"{heading} became {times}: {_shown(new)} instead of {_shown(base)} ({base.better} is better)"
-
-
-def _shown(given: Figure) -> str:
-    return figure(given.value)
+    return f"{heading} became {times}: {figure(new.value)} instead of {figure(base.value)} ({base.better} is better)"

@@ -19,13 +19,17 @@ CONFIDENCE = 0.95
 """Confidence of intervals with enough samples."""
 
 
+BY_DEFINITION = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
+"""Parts of the memory that a step needs by definition: see ``results/schema.json``."""
+
+
 class CellInput(NamedTuple):
     """Input of a format.
 
     Attributes
     ----------
     value : object
-        At the column's path.
+        The value at the column's path.
     scale : float
     record : mapping
         The whole record.
@@ -61,15 +65,18 @@ def _interval_with_confidence(cell: CellInput) -> str:
     return f"{shown} ({cell.record['median_ci_confidence']:.0%})"
 
 
-def _worst_share(cell: CellInput) -> str:
+def worst_share(checks: Iterable[Mapping[str, Any]]) -> float:
     """Return the largest error over its tolerance; the error itself if nothing is tolerated."""
-    return f"{max(float(c['error'] / c['tolerance'] if c['tolerance'] else c['error']) for c in cell.value):.2g}"
+    return max(each["error"] / each["tolerance"] if each["tolerance"] else each["error"] for each in checks)
+
+
+def needed_bytes(memory: Mapping[str, Any]) -> int:
+    """Return the memory that a network needs by definition; 0 if that is unknown."""
+    return sum(memory.get(part, 0) for part in BY_DEFINITION)
 
 
 def _needed(cell: CellInput) -> str:
-    """Return the memory that a network needs by definition: see ``results/schema.json``."""
-    parts = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
-    needed = sum(cell.value.get(part, 0) for part in parts)
+    needed = needed_bytes(cell.value)
     return f"{needed / 2**20:.0f}" if needed else "–"
 
 
@@ -106,7 +113,7 @@ FORMATS: Mapping[str, Callable[[CellInput], str]] = {
     "slowest rank": _slowest_rank,
     "sum in tenths": lambda cell: f"{cell.scale * sum(cell.value.values()):.1f}",
     "text": lambda cell: str(cell.value),
-    "worst share": _worst_share,
+    "worst share": lambda cell: f"{worst_share(cell.value):.2g}",
 }
 """Formats by name."""
 

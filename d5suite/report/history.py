@@ -8,7 +8,6 @@ Wrong, failed and disturbed results are not kept. Imports rich, its neighbours a
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import statistics
 from collections import defaultdict
@@ -24,8 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from d5suite.errors import ConfigurationError, JobError
-from d5suite.files import read_json, write_bytes
+from d5suite.files import read_json, write_json
 from d5suite.report.formats import figure
+from d5suite.report.outputs import refused
 from d5suite.report.reading import printable
 from d5suite.report.runs import BenchmarkRun, Entry, positive, read_run
 from d5suite.report.thresholds import Thresholds, chosen_names
@@ -46,7 +46,7 @@ HistoryKey = tuple[str, tuple[tuple[str, str], ...]]
 """A benchmark's name and conditions."""
 
 
-class Point(NamedTuple):
+class HistoryPoint(NamedTuple):
     """A benchmark in one run.
 
     Attributes
@@ -78,7 +78,7 @@ class AddedRun:
     wrong : bool
         Whether an answer was wrong.
     known : bool
-        Whether it was kept before.
+        Whether the run was kept before.
     """
 
     path: Path | None
@@ -108,9 +108,8 @@ def add(folder: Path, result: Path) -> AddedRun:
     left_out = [f"{name}: it failed: {failed.message}" for name, failed in run.failed.items()]
     sound = []
     for entry in run.entries:
-        reasons = [f"its answer was wrong: {each}" for each in entry.wrong] + [
-            f"disturbed: {e}" for e in entry.disturbed
-        ]
+        reasons = [f"its answer was wrong: {each}" for each in entry.wrong]
+        reasons += [f"disturbed: {each}" for each in entry.disturbed]
         left_out += [f"{entry.name}: {each}" for each in reasons[:1]]
         if not reasons:
             sound.append(entry)
@@ -118,7 +117,7 @@ def add(folder: Path, result: Path) -> AddedRun:
     if not sound:
         return AddedRun(None, 0, left_out, [], wrong)
     noted = [f"{entry.name}: {each}" for entry in sound for each in entry.warnings]
-    try:
+    with refused("the run cannot be kept", folder):
         digest = digest_of(result)
         date = utc(run) or datetime.fromtimestamp(result.stat().st_mtime, timezone.utc).isoformat()
         if datetime.fromisoformat(date) > datetime.now(timezone.utc) + AHEAD:
@@ -127,15 +126,8 @@ def add(folder: Path, result: Path) -> AddedRun:
         for path in folder.glob(f"*-{digest}.json"):
             return AddedRun(path, len(sound), left_out, noted, wrong, known=True)
         path = folder / f"{date[:19].replace(':', '')}-{digest}.json"
-        content = {
-            "schema": SCHEMA,
-            "date": date,
-            "source": result.name,
-            "benchmarks": [_record(each) for each in sound],
-        }
-        write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
-    except OSError as error:
-        raise ConfigurationError(f"the run cannot be kept: {error.strerror}", where=str(folder)) from None
+        benchmarks = [_record(each) for each in sound]
+        write_json(path, {"schema": SCHEMA, "date": date, "source": result.name, "benchmarks": benchmarks})
     return AddedRun(path, len(sound), left_out, noted, wrong)
 
 
@@ -167,7 +159,7 @@ def _record(entry: Entry) -> dict[str, Any]:
     }
 
 
-def read(folder: Path) -> dict[HistoryKey, list[Point]]:
+def read(folder: Path) -> dict[HistoryKey, list[HistoryPoint]]:
     """Read the latest `LATEST` points of each benchmark in order of time.
 
     Raises
@@ -180,7 +172,7 @@ def read(folder: Path) -> dict[HistoryKey, list[Point]]:
     where, hint = str(folder), "Keep a run first: d5suite history add FOLDER RESULT.json"
     if not folder.is_dir():
         raise ConfigurationError("there is no such folder", where=where, hint=hint)
-    history: dict[HistoryKey, list[Point]] = defaultdict(list)
+    history: dict[HistoryKey, list[HistoryPoint]] = defaultdict(list)
     for path, date, content in _contents(folder):
         seen: set[HistoryKey] = set()
         for place, given in enumerate(_listed(content, "benchmarks", path)):
@@ -189,7 +181,7 @@ def read(folder: Path) -> dict[HistoryKey, list[Point]]:
             if key in seen:
                 raise JobError(f"{entry.name} occurs twice", where=at, hint="Remove one of them.")
             seen.add(key)
-            history[key].append(Point(date, printable(path.stem), entry))
+            history[key].append(HistoryPoint(date, printable(path.stem), entry))
     if not history:
         raise ConfigurationError("it holds no run", where=where, hint=hint)
     return {key: sorted(points, key=lambda point: point.date)[-LATEST:] for key, points in history.items()}
@@ -236,7 +228,7 @@ def retire(folder: Path, pattern: str) -> list[str]:
     Raises
     ------
     ConfigurationError
-        If none fits, or the folder cannot be written.
+        If no name fits, or the folder cannot be written.
     JobError
         If a file in it is malformed.
     """
@@ -246,11 +238,8 @@ def retire(folder: Path, pattern: str) -> list[str]:
     date = datetime.now(timezone.utc).isoformat()
     digest = hashlib.sha256(pattern.encode()).hexdigest()[:12]
     content = {"schema": SCHEMA, "date": date, "benchmarks": [], "retired": names}
-    try:
-        path = folder / f"{date[:19].replace(':', '')}-retired-{digest}.json"
-        write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as error:
-        raise ConfigurationError(f"the folder cannot be written: {error.strerror}", where=str(folder)) from None
+    with refused("the folder cannot be written", folder):
+        write_json(folder / f"{date[:19].replace(':', '')}-retired-{digest}.json", content)
     return names
 
 
@@ -311,17 +300,17 @@ def _key(entry: Entry) -> HistoryKey:
     return entry.name, tuple(sorted(entry.conditions.items()))
 
 
-def figures_of(points: Sequence[Point]) -> list[float]:
+def figures_of(points: Sequence[HistoryPoint]) -> list[float]:
     """Return each run's median."""
     return [point.entry.summary.median for point in points]
 
 
-def changes(points: Sequence[Point], threshold: Threshold) -> list[LevelChange]:
+def changes(points: Sequence[HistoryPoint], threshold: Threshold) -> list[LevelChange]:
     """Return the changes of a benchmark's level, the oldest first."""
     return level_changes(figures_of(points), effect=threshold.effect)
 
 
-def changes_beside(points: Sequence[Point], threshold: Threshold) -> dict[str, list[LevelChange]]:
+def changes_beside(points: Sequence[HistoryPoint], threshold: Threshold) -> dict[str, list[LevelChange]]:
     """Return the changes of peak memory and of the first call, the oldest first."""
     by_cost = {}
     for what, effect in (("memory", threshold.memory), ("first call", threshold.first_call - 1)):
@@ -338,12 +327,12 @@ _BESIDE: Mapping[str, Callable[[Costs], float | None]] = {
 """Costs beside time whose changes are dated."""
 
 
-def dated(point: Point) -> str:
+def dated(point: HistoryPoint) -> str:
     """Return the day and the name of a run."""
     return f"{point.date[:10]} ({point.run})"
 
 
-def latest_level(points: Sequence[Point], threshold: Threshold, tests: int = 1) -> tuple[Entry, Level]:
+def latest_level(points: Sequence[HistoryPoint], threshold: Threshold, tests: int = 1) -> tuple[Entry, Level]:
     """Return the runs since the level last changed, as an entry and as a level.
 
     Peak memory and the first call are the medians since these last changed.
@@ -363,7 +352,7 @@ def latest_level(points: Sequence[Point], threshold: Threshold, tests: int = 1) 
     return replace(points[-1].entry, summary=summary, costs=costs_now, figures=figures), level
 
 
-def _values(points: Sequence[Point], name: str) -> list[float]:
+def _values(points: Sequence[HistoryPoint], name: str) -> list[float]:
     return [point.entry.figures[name].value for point in points if name in point.entry.figures]
 
 
@@ -372,7 +361,9 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def show(history: Mapping[HistoryKey, Sequence[Point]], pattern: str, thresholds: Thresholds, console: Console) -> None:
+def show(
+    history: Mapping[HistoryKey, Sequence[HistoryPoint]], pattern: str, thresholds: Thresholds, console: Console
+) -> None:
     """Print each benchmark's latest level, how its runs vary, and its changes with their runs.
 
     Raises

@@ -9,7 +9,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from d5suite.report.history import HistoryKey, Point, dated, digest_of, figures_of, latest_level, read, retired, utc
+from d5suite.report.history import (
+    HistoryKey,
+    HistoryPoint,
+    dated,
+    digest_of,
+    figures_of,
+    latest_level,
+    read,
+    retired,
+    utc,
+)
 from d5suite.report.reading import printable
 from d5suite.report.runs import BenchmarkRun, Entry
 from d5suite.report.thresholds import Thresholds
@@ -70,8 +80,8 @@ def compare_with_history(
 
 
 def _others(
-    history: Mapping[HistoryKey, Sequence[Point]], new: BenchmarkRun
-) -> tuple[dict[HistoryKey, Sequence[Point]], list[str]]:
+    history: Mapping[HistoryKey, Sequence[HistoryPoint]], new: BenchmarkRun
+) -> tuple[dict[HistoryKey, Sequence[HistoryPoint]], list[str]]:
     """Return the points of other runs, and notes on the place of this run in the history."""
     own = f"-{digest_of(new.path)}"
     left = {key: [point for point in points if not point.run.endswith(own)] for key, points in history.items()}
@@ -84,7 +94,7 @@ def _others(
     return {key: points for key, points in left.items() if points}, notes
 
 
-def verdict_on(points: Sequence[Point], new: Entry, threshold: Threshold, tests: int) -> Verdict:
+def verdict_on(points: Sequence[HistoryPoint], new: Entry, threshold: Threshold, tests: int) -> Verdict:
     """Return the verdict on one of ``tests`` benchmarks of a run, by its points in the history."""
     base, _ = latest_level(points, threshold, tests)
     notes = differ(base.facts, new.facts) + doubts(new)
@@ -97,7 +107,7 @@ def verdict_on(points: Sequence[Point], new: Entry, threshold: Threshold, tests:
     return verdict_of(decision, base, new, threshold, notes, lambda cost: _began(points, base, cost, threshold))
 
 
-def _began(points: Sequence[Point], base: Entry, what: str, threshold: Threshold) -> str:
+def _began(points: Sequence[HistoryPoint], base: Entry, what: str, threshold: Threshold) -> str:
     """Say with which earlier run a cost beside time grew; empty if with this one."""
     first = None
     for point in reversed(points):
@@ -108,7 +118,9 @@ def _began(points: Sequence[Point], base: Entry, what: str, threshold: Threshold
 
 
 def _expected(
-    history: Mapping[HistoryKey, Sequence[Point]], pairs: Sequence[tuple[HistoryKey, Entry]], retired: Mapping[str, str]
+    history: Mapping[HistoryKey, Sequence[HistoryPoint]],
+    pairs: Sequence[tuple[HistoryKey, Entry]],
+    retired: Mapping[str, str],
 ) -> list[Entry]:
     """Return the benchmarks of the latest runs that this run lacks.
 

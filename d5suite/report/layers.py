@@ -1,8 +1,9 @@
 """Layer times of several backends side by side: rows that all of them can be compared in.
 
 A backend that fused nodes has one time for them. A row therefore holds the smallest set of nodes
-that no backend has split: where one fused a convolution with what follows, the row is of all of
-these, and the others' times are added up. Imports `d5suite.report.reading` and its neighbours.
+that no backend fused with others: where one fused a convolution with what follows, the row covers
+all of these nodes, and the other backends' times are added up. Imports `d5suite.report.reading` and
+its neighbours.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from d5suite.models.node_groups import joined
+from d5suite.models.node_groups import node_groups
 from d5suite.report.compare import failures, is_reduced, setting
 from d5suite.report.reading import ResultKey
 
@@ -28,7 +29,7 @@ SORTS: Mapping[str, Callable[[LayerRow], float]] = {
 
 @dataclass(frozen=True)
 class LayerRow:
-    """Nodes that every backend ran by themselves, with the time of each backend.
+    """Nodes that no backend fused with other nodes, with the time of each backend.
 
     Attributes
     ----------
@@ -37,12 +38,12 @@ class LayerRow:
     label : str
         What tables call it.
     op_type, stage : str
-        Of the node with the most work.
+        Operator and stage of the node with the most work.
     seconds : dict of str to float
         Per step, by backend; a backend without any time for it is left out.
     ranges : dict of str to (float, float)
-        The smallest and the largest seconds of several profiles; of files without them, and of
-        sums, those of the parts added up.
+        The smallest and the largest seconds of several profiles; both equal ``seconds`` in files
+        without ranges. A sum of rows has the sums of their ranges.
     flops, bytes : int or None
         Counted work and compulsory traffic; None if not counted.
     kernels : dict of str to str
@@ -107,12 +108,12 @@ class Comparison:
     parts : dict of str to dict
         The part ``layers`` of each backend's record.
     missing : dict of str to str
-        Why a backend has none.
+        Why a backend has no layer times.
     rows : list of LayerRow
         In the order of the graph, forward rows first.
     ceiling : dict of str to float
-        Operations and bytes per second that the machine reaches, by the keys of `LayerRow`; empty
-        if the result has none.
+        Operations and bytes per second that the machine reaches, under the names ``flops`` and
+        ``bytes`` of `LayerRow`; empty if the result has none.
     """
 
     title: str
@@ -151,7 +152,7 @@ class Comparison:
 
 
 def not_told_apart(rows: Sequence[LayerRow]) -> list[list[LayerRow]]:
-    """Return neighbours, of rows sorted by time, that may change places in another run."""
+    """Return groups of neighbours, of rows sorted by time, that another run may reorder."""
     groups: list[list[LayerRow]] = []
     for before, row in itertools.pairwise(rows):
         if row.may_be_longer_than(before):
@@ -207,57 +208,37 @@ def _rows(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[LayerRow]:
     for part in parts.values():
         graph.update(part["graph"])
     order = {name: number for number, name in enumerate(graph)}
-    for direction in DIRECTIONS:
-        times = {
-            name: [each for each in part["times"] if each["direction"] == direction] for name, part in parts.items()
-        }
-        groups = joined([each["nodes"] for backend in times.values() for each in backend])
-        of_node = {node: group for group in groups for node in group}
-        seconds: dict[tuple[str, ...], dict[str, float]] = {}
-        ranges: dict[tuple[str, ...], dict[str, tuple[float, float]]] = {}
-        kernels: dict[tuple[str, ...], dict[str, list[Mapping[str, Any]]]] = {}
-        for backend, each in ((name, each) for name, given in times.items() for each in given):
-            group = of_node[each["nodes"][0]]
-            own = seconds.setdefault(group, {})
-            own[backend] = own.get(backend, 0.0) + each["seconds"]
-            low, high = each.get("range", (each["seconds"],) * 2)
-            around = ranges.setdefault(group, {})
-            around[backend] = _added(around.get(backend, (0.0, 0.0)), (low, high))
-            kernels.setdefault(group, {}).setdefault(backend, []).append(each)
-        for group in sorted(seconds, key=lambda nodes: min(order.get(node, len(order)) for node in nodes)):
-            nodes = tuple(sorted(group, key=lambda node: order.get(node, len(order))))
-            said = {backend: text for backend, each in kernels[group].items() if (text := _kernels(each))}
-            yield _row(nodes, direction, graph, seconds[group], ranges[group], said)
+
+    def place(node: str) -> int:
+        return order.get(node, len(order))
+
+    times = [(backend, each) for backend, part in parts.items() for each in part["times"]]
+    groups = node_groups([each for _, each in times])
+    for group in sorted(groups, key=lambda each: (DIRECTIONS.index(each.direction), min(map(place, each.nodes)))):
+        yield _row(
+            tuple(sorted(group.nodes, key=place)), group.direction, graph, [times[number] for number in group.places]
+        )
 
 
 def _row(
     nodes: tuple[str, ...],
     direction: str,
     graph: Mapping[str, Mapping[str, Any]],
-    seconds: dict[str, float],
-    ranges: dict[str, tuple[float, float]],
-    kernels: dict[str, str],
+    times: Sequence[tuple[str, Mapping[str, Any]]],
 ) -> LayerRow:
+    """Return the row of nodes; ``times`` are the backends' records of them."""
     prefix = "" if direction == "forward" else "backward_"
     facts = [graph.get(node, {}) for node in nodes]
-    work = [each.get(f"{prefix}flops") for each in facts]
-    traffic = [each.get(f"{prefix}bytes") for each in facts]
     main = max(facts, key=lambda each: (each.get("flops") or 0, each.get("bytes") or 0))
-    label = nodes[facts.index(main)]
-    if len(nodes) > 1:
-        label += f" +{len(nodes) - 1}"
-    return LayerRow(
-        nodes,
-        direction,
-        label,
-        main.get("op_type", ""),
-        main.get("stage", ""),
-        seconds,
-        ranges,
-        _total(work),
-        _total(traffic),
-        kernels,
+    label = nodes[facts.index(main)] + (f" +{len(nodes) - 1}" if len(nodes) > 1 else "")
+    seconds, ranges = _added(
+        (backend, each["seconds"], each.get("range", (each["seconds"],) * 2)) for backend, each in times
     )
+    kernels = {backend: _kernels([each for name, each in times if name == backend]) for backend in seconds}
+    flops, traffic = (_total([each.get(f"{prefix}{what}") for each in facts]) for what in ("flops", "bytes"))
+    said = {backend: text for backend, text in kernels.items() if text}
+    op_type, stage = main.get("op_type", ""), main.get("stage", "")
+    return LayerRow(nodes, direction, label, op_type, stage, seconds, ranges, flops, traffic, said)
 
 
 def _total(values: Sequence[int | None]) -> int | None:
@@ -266,7 +247,7 @@ def _total(values: Sequence[int | None]) -> int | None:
 
 
 def _kernels(times: Sequence[Mapping[str, Any]]) -> str:
-    """Return ``brgconv:avx512_core 1.2 ms, 3 reorders 0.4 ms``."""
+    """Return the implementations' times: ``brgconv:avx512_core 1.2 ms, 3 reorders 0.4 ms``."""
     took: dict[str, float] = {}
     for each in (kernel for time in times for kernel in time.get("kernels", [])):
         took[each["implementation"]] = took.get(each["implementation"], 0.0) + each["seconds"]
@@ -278,29 +259,24 @@ def _kernels(times: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(said)
 
 
-def _added(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    return one[0] + other[0], one[1] + other[1]
+def _added(
+    times: Iterable[tuple[str, float, tuple[float, float]]],
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """Return the sums of seconds, and of their ranges, by backend."""
+    seconds: dict[str, float] = {}
+    ranges: dict[str, tuple[float, float]] = {}
+    for backend, took, (low, high) in times:
+        seconds[backend] = seconds.get(backend, 0.0) + took
+        least, most = ranges.get(backend, (0.0, 0.0))
+        ranges[backend] = least + low, most + high
+    return seconds, ranges
 
 
 def _sum(label: str, direction: str, rows: Sequence[LayerRow]) -> LayerRow:
-    seconds: dict[str, float] = {}
-    ranges: dict[str, tuple[float, float]] = {}
-    for row in rows:
-        for backend, each in row.seconds.items():
-            seconds[backend] = seconds.get(backend, 0.0) + each
-            ranges[backend] = _added(ranges.get(backend, (0.0, 0.0)), row.ranges[backend])
-    return LayerRow(
-        tuple(node for row in rows for node in row.nodes),
-        direction,
-        label,
-        rows[0].op_type,
-        rows[0].stage,
-        seconds,
-        ranges,
-        _total([row.flops for row in rows]),
-        _total([row.bytes for row in rows]),
-        {},
-    )
+    seconds, ranges = _added((name, took, row.ranges[name]) for row in rows for name, took in row.seconds.items())
+    nodes = tuple(node for row in rows for node in row.nodes)
+    flops, traffic = _total([row.flops for row in rows]), _total([row.bytes for row in rows])
+    return LayerRow(nodes, direction, label, rows[0].op_type, rows[0].stage, seconds, ranges, flops, traffic, {})
 
 
 def reorders(part: Mapping[str, Any]) -> tuple[float, float]:
@@ -311,7 +287,7 @@ def reorders(part: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def not_joined(part: Mapping[str, Any]) -> str:
-    """Return ``3 reorder 0.1 ms, 1 eltwise 0.02 ms``: the library's kernels that have no node."""
+    """Return the library's kernels that have no node: ``3 reorder 0.1 ms, 1 eltwise 0.02 ms``."""
     found: dict[str, list[float]] = {}
     for each in part.get("kernels_apart", []):
         own = found.setdefault(each["primitive"], [0, 0.0])

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from d5suite.report.layers import Comparison, LayerRow
-from d5suite.report.page.csv_files import safe
+from d5suite.report.page.csv_files import csv_bytes
 
 HEAD = ("case", "measurement", "nodes", "operator", "stage", "direction", "backend", "seconds", "least_seconds",
         "most_seconds", "to_fastest")  # fmt: skip
 FURTHER = ("flops", "bytes", "part_of_ceiling", "kernels")
 
 
-def csv_of(found: Iterable[Comparison]) -> bytes:
+def csv_of(found: Sequence[Comparison]) -> bytes:
     """Return one line per row and backend."""
-    target = io.StringIO()
-    writer = csv.writer(target, lineterminator="\n")
-    conditions = list(dict.fromkeys(name for each in found for name in each.conditions))
-    writer.writerow([*HEAD, *FURTHER, *conditions])
+    conditions, lines = list(dict.fromkeys(name for each in found for name in each.conditions)), []
     for each in found:
         case, _, measurement = each.title.partition("/")
         for row in each.rows:
@@ -29,8 +24,8 @@ def csv_of(found: Iterable[Comparison]) -> bytes:
                 line += row.ranges[backend]
                 line += [seconds / row.fastest if row.fastest else None, row.flops, row.bytes]
                 line += [each.part_of_ceiling(row, seconds), row.kernels.get(backend, "")]
-                writer.writerow([safe(value) for value in [*line, *(each.conditions.get(name) for name in conditions)]])
-    return target.getvalue().encode()
+                lines.append([*line, *(each.conditions.get(name) for name in conditions)])
+    return csv_bytes([*HEAD, *FURTHER, *conditions], lines)
 
 
 def json_of(found: Sequence[Comparison]) -> list[dict[str, Any]]:

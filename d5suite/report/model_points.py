@@ -23,13 +23,13 @@ WIDTHS = {"bf16": 2, "fp16": 2, "fp64": 8}
 """Bytes of a value by precision; 4 of all others."""
 
 LEAST_COVERAGE = 0.3
-"""Part of a step that its nodes must explain: with less, their times say nothing of others."""
+"""Part of a step that its nodes must explain: with less, their times do not stand for the rest."""
 
 LEAST_LEFT = 0.2
-"""Part of a node's time that is its own at least, whatever the profiler adds."""
+"""Part of a node's time that is left at least when the profiler's overhead is subtracted."""
 
 
-class Kind(NamedTuple):
+class PointKind(NamedTuple):
     """What the points of one model have in common."""
 
     backend: str
@@ -43,20 +43,20 @@ class Kind(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Points of models by kind, and why results are none.
+    """Points for models by kind, and why other results give none.
 
     Attributes
     ----------
-    steps : dict of Kind to list of MeasuredStep
-    peaks : dict of Kind to list of MeasuredPeak
-    slots : dict of Kind to float
+    steps : dict of PointKind to list of MeasuredStep
+    peaks : dict of PointKind to list of MeasuredPeak
+    slots : dict of PointKind to float
         Values of the optimizer's state per parameter.
     missing : dict of str to str
     """
 
-    steps: dict[Kind, list[MeasuredStep]]
-    peaks: dict[Kind, list[MeasuredPeak]]
-    slots: dict[Kind, float]
+    steps: dict[PointKind, list[MeasuredStep]]
+    peaks: dict[PointKind, list[MeasuredPeak]]
+    slots: dict[PointKind, float]
     missing: dict[str, str]
 
 
@@ -79,7 +79,7 @@ def points_of(records: Mapping[ResultKey, Mapping[str, Any]], ceilings: Ceilings
         if why := _problem(record, ceilings):
             found.missing[name] = why
             continue
-        kind = Kind(
+        kind = PointKind(
             backend.partition("@")[0], record["measurement"], record["device"], record["precision"], record["threads"]
         )
         network, part, memory = title.partition("/")[0], record["layers"], record.get("memory") or {}
@@ -91,7 +91,7 @@ def points_of(records: Mapping[ResultKey, Mapping[str, Any]], ceilings: Ceilings
             memory.get(f"{what}_bytes", 0) for what in ("parameters", "gradients", "optimizer_state")
         )
         trains, width = kind.measurement == "training_step", WIDTHS.get(kind.precision, 4)
-        if record["machine"]["reasons"] and not disturbed:  # memory is as it was
+        if record["machine"]["reasons"] and not disturbed:  # its memory still counts
             found.missing[name] = f"disturbed: {record['machine']['reasons'][0]}"
         elif part["coverage"] >= LEAST_COVERAGE:
             updated = float(2 * parameters + gradients + 2 * state) if trains else 0.0

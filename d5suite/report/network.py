@@ -26,7 +26,7 @@ STEPS = {
     for each in sorted(discover_measurements().values(), key=lambda each: (each.level, len(each.needs)))
     if each.of_any_network
 }
-"""What the measurements of any network need of a backend, besides operators."""
+"""What measurements that take any network need from a backend, besides operators."""
 
 
 def description(given: UserNetwork, *, batch_size: int) -> dict[str, Any]:

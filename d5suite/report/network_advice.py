@@ -31,7 +31,7 @@ from d5suite.network.layers import layer_facts
 from d5suite.network.model import Network
 from d5suite.network.zoo import build
 from d5suite.report.layers import DIRECTIONS
-from d5suite.report.model_points import WIDTHS, Kind, Points, points_of
+from d5suite.report.model_points import WIDTHS, PointKind, Points, points_of
 from d5suite.report.reading import ResultKey
 
 if TYPE_CHECKING:
@@ -40,18 +40,19 @@ if TYPE_CHECKING:
 TRAINING = "training_step"
 
 COUNTED = PeakModel(0.0, 1.0, 1.0, 0.0)
-"""Memory where nobody has measured any: what is counted, and nothing of a framework's own."""
+"""Memory model without measurements: what is counted, and nothing for the framework itself."""
 
 
 def training_points(
     records: Mapping[ResultKey, Mapping[str, Any]], ceilings: Ceilings, backend: str | None, threads: int | None
-) -> tuple[Kind, Points]:
-    """Return the points of training steps, and the one kind that is meant.
+) -> tuple[PointKind, Points]:
+    """Return the one kind of training steps that is meant, and the points of all kinds.
 
     Raises
     ------
     ConfigurationError
-        If there are none, or several kinds that ``backend`` and ``threads`` do not tell apart.
+        If there is no training step, or several kinds that ``backend`` and ``threads`` do not tell
+        apart.
     """
     points = points_of(records, ceilings)
     kinds = [
@@ -72,7 +73,7 @@ def training_points(
     return kinds[0], points
 
 
-def network_model(network: Network, kind: Kind, points: Points) -> NetworkModel:
+def network_model(network: Network, kind: PointKind, points: Points) -> NetworkModel:
     """Return the model of a network's training, fitted to results of other networks.
 
     Raises
@@ -85,7 +86,7 @@ def network_model(network: Network, kind: Kind, points: Points) -> NetworkModel:
     return _model(network, kind.precision, times, lambda: fit_peaks(peaks), points.slots.get(kind, 0.0))
 
 
-def published_kind(steps: Sequence[PublishedStep], device: str, threads: int) -> Kind:
+def published_kind(steps: Sequence[PublishedStep], device: str, threads: int) -> PointKind:
     """Return what published steps have in common.
 
     Raises
@@ -98,32 +99,24 @@ def published_kind(steps: Sequence[PublishedStep], device: str, threads: int) ->
         raise ConfigurationError(
             f"the machine file's steps are of several precisions: {', '.join(precisions)}", hint="Give those of one."
         )
-    return Kind("published steps", TRAINING, device, precisions[0], threads)
+    return PointKind("published steps", TRAINING, device, precisions[0], threads)
 
 
-def published_points(steps: Sequence[PublishedStep], kind: Kind, roof: Roof) -> list[MeasuredStep]:
+def published_points(steps: Sequence[PublishedStep], kind: PointKind, roof: Roof) -> list[MeasuredStep]:
     """Return published steps as points that a model can be fitted to."""
     width = WIDTHS.get(kind.precision, 4)
+    made = cache(lambda name, size: build(name, image_size=size).with_classification_loss())
     found = []
-    for (name, size), own in _by_network(steps).items():
-        network = build(name, image_size=size).with_classification_loss()
-        updated = StateBytes(width, width, width).updating * sum(
-            network.initializers[each].size for each in network.parameters
-        )
-        for each in own:
-            nodes = training_nodes(network, each.batch, width)
-            found.append(MeasuredStep(name, nodes, [], updated, each.batch / each.images_per_s, roof))
-    return found
-
-
-def _by_network(steps: Sequence[PublishedStep]) -> dict[tuple[str, int], list[PublishedStep]]:
-    found: dict[tuple[str, int], list[PublishedStep]] = {}
     for each in steps:
-        found.setdefault((each.network, each.image_size), []).append(each)
+        network: Network = made(each.network, each.image_size)
+        parameters = sum(network.initializers[name].size for name in network.parameters)
+        updated = StateBytes(width, width, width).updating * parameters
+        nodes = training_nodes(network, each.batch, width)
+        found.append(MeasuredStep(each.network, nodes, [], updated, each.batch / each.images_per_s, roof))
     return found
 
 
-def published_model(network: Network, kind: Kind, points: Sequence[MeasuredStep]) -> NetworkModel:
+def published_model(network: Network, kind: PointKind, points: Sequence[MeasuredStep]) -> NetworkModel:
     """Return the model of a network's training, fitted to published steps of other networks."""
     times = fit_node_times(_elsewhere(points, network.name), fit_steps)
     return _model(network, kind.precision, times, lambda: COUNTED, 1.0)
@@ -163,12 +156,12 @@ def _model(
 
 
 def _elsewhere(points: Sequence[Any], name: str) -> list[Any]:
-    """Return the points of other networks: what is asked about is predicted, not looked up."""
+    """Return the points of other networks, so that this one is predicted, not looked up."""
     return [each for each in points if not each.network.endswith(name)]
 
 
 def training_nodes(network: Network, batch: int, bytes_per_value: int) -> list[NodeWork]:
-    """Return the work of a training step's nodes; views do nothing.
+    """Return the work of a training step's nodes, without views, which do nothing.
 
     Raises
     ------
@@ -211,9 +204,15 @@ def to_dict(each: NetworkAdvice) -> dict[str, Any]:
 
 
 def show_network(
-    network: Network, kind: Kind, model: NetworkModel, site: Site, found: Sequence[NetworkAdvice], console: Console,
-    *, top: int,
-) -> None:  # fmt: skip
+    network: Network,
+    kind: PointKind,
+    model: NetworkModel,
+    site: Site,
+    found: Sequence[NetworkAdvice],
+    console: Console,
+    *,
+    top: int,
+) -> None:
     """Print the best plans, what bounds the first one, and what decides."""
     from rich.table import Table
 

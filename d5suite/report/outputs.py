@@ -5,6 +5,7 @@ Imports the standard library and, from d5suite, `errors` and `files`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -58,14 +59,18 @@ def check_outputs(
 
 def require_writable(path: Path, option: str) -> None:
     """Raise `ConfigurationError` if the file that an option names cannot be written."""
-    try:
+    hint = "Choose a file in a folder that exists and may be written to."
+    with refused(f"{option} cannot be written here", path, hint):
         check_writable(path)
+
+
+@contextlib.contextmanager
+def refused(what: str, where: Path, hint: str | None = None) -> Iterator[None]:
+    """Turn an `OSError` from in here into a `ConfigurationError` that begins with ``what``."""
+    try:
+        yield
     except OSError as error:
-        raise ConfigurationError(
-            f"{option} cannot be written here: {error.strerror}",
-            where=str(path),
-            hint="Choose a file in a folder that exists and may be written to.",
-        ) from None
+        raise ConfigurationError(f"{what}: {error.strerror or error}", where=str(where), hint=hint) from None
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -54,7 +54,7 @@ def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float], ta
     samples_s : sequence of float
         Seconds.
     table : Table
-        The measurement's.
+        The measurement's table.
     """
     shown = printable(dict(record))
     return entry_of(name, conditions(shown), {**shown, "data": list(samples_s), "table": table}, failures(shown))
@@ -75,7 +75,7 @@ def compare_pairs(
     force : bool
         Also compare results with different conditions.
     notes : sequence of str
-        Of the comparison as a whole.
+        Notes on the comparison as a whole.
     """
     base, new = (BenchmarkRun(Path(spec), "side", [], {}) for spec in specs)
     differences: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Pictures of parts: of a training step, and of the ceilings that operators reach.
+"""Pictures of the parts of a training step, and of the part of a ceiling that operators reach.
 
 Imports matplotlib (late) and its neighbours; knows results, never adapters.
 """
@@ -114,8 +114,7 @@ def draw_ceilings(title: str, results: Sequence[tuple[str, str, Mapping[str, Any
     axes.invert_yaxis()
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     figure.suptitle(
         f"{title}: larger part of a ceiling, arithmetic or memory", fontsize=10, x=0.01, ha="left", weight="bold"
     )

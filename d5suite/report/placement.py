@@ -19,7 +19,7 @@ STRAGGLER = 1.25
 
 
 def placement_lines(shown: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the placement map of each way in which ranks were placed.
+    """Yield the lines of each distinct placement of ranks.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def placement_lines(shown: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def straggler_lines(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
-    """Yield a line for each result of which one rank computes much longer than the others.
+    """Yield a line for each result in which one rank computes much longer than the others.
 
     Parameters
     ----------

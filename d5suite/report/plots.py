@@ -28,7 +28,7 @@ class Plotted(NamedTuple):
         The measurement's own part of its record.
     series : mapping of str to sequence of float
     measurement : str
-        Its name, if a plot shows several.
+        Name of the measurement, if a plot shows several measurements.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Plot(NamedTuple):
     of_series : bool
         Whether it draws series; then it also draws the partial results of a failure.
     suffix : str
-        Added to the file's name if a case has another plot.
+        Added to the file's name if the case may have another plot.
     of_page : bool
         Whether only report pages show it.
     of_section : bool

@@ -51,8 +51,8 @@ class Results(NamedTuple):
     failures : list of dict
         As in ``results/schema.json``, with the first line of each message.
     refused : list of dict
-        In the same form: benchmarks with a number that cannot be, such as a sample of 0 s. The
-        message says where it stands.
+        In the same form: benchmarks with an impossible number, such as a sample of 0 s. The message
+        says where it stands.
     """
 
     records: dict[ResultKey, dict[str, Any]]
@@ -77,14 +77,14 @@ def results_of(content: Any, path: Path) -> Results:
     Parameters
     ----------
     content : object
-        From `d5suite.files.read_json`, with any number.
+        From `d5suite.files.read_json` with ``any_number``.
     path : Path
 
     Raises
     ------
     JobError
         If the content does not fit the schema, has two results of one name and equal conditions, or
-        a number that cannot be in every result.
+        has an impossible number in every result.
     ConfigurationError
         If the file holds no results and no failures, or none that can be shown.
     """
@@ -127,7 +127,7 @@ def results_of(content: Any, path: Path) -> Results:
 
 
 def has_failures(content: Mapping[str, Any]) -> bool:
-    """Return whether a file tells of measurements without a result."""
+    """Return whether a file lists measurements without a result."""
     facts = content.get("d5suite")
     return isinstance(facts, dict) and bool(facts.get("failures"))
 
@@ -153,7 +153,7 @@ def _check(content: Mapping[str, Any], ours: Mapping[int, Any], path: str) -> di
     Returns
     -------
     dict of int to JobError
-        Benchmarks with a number that cannot be, by place.
+        Benchmarks with an impossible number, by place.
     """
     import jsonschema
 
@@ -202,7 +202,7 @@ def _check(content: Mapping[str, Any], ours: Mapping[int, Any], path: str) -> di
 
 
 def _check_names(ours: Mapping[int, Any], path: str) -> None:
-    """Raise `JobError` if a benchmark occurs twice: before all are checked, which takes long."""
+    """Raise `JobError` if a benchmark occurs twice, before the check by the schema takes long."""
     seen: dict[ResultKey, int] = {}
     for place, bench in ours.items():
         try:
@@ -256,7 +256,7 @@ def _backend_of(param: str, info: Mapping[str, Any]) -> str:
 
 
 def _check_numbers(bench: Any, where: str) -> Any:
-    """Check all numbers; keep one sample only, because checking each by the schema is slow."""
+    """Check all numbers; return one sample only, because the schema checks samples slowly."""
     stats = bench.get("stats") if isinstance(bench, dict) else None
     median = stats.get("median") if isinstance(stats, dict) else None
     for value, part in ((_record(bench), ".extra_info.d5suite"), (median, ".stats.median")):
@@ -297,7 +297,7 @@ def _short(text: str) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Return the text with a terminal's control characters escaped."""
+    """Return a value with the control characters in its texts escaped."""
     if isinstance(value, str):
         return _escaped(value)
     if isinstance(value, dict):

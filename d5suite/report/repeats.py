@@ -22,7 +22,7 @@ from d5suite.statistics.medians import Summary
 from d5suite.statistics.spread import Spread, spreads_of
 
 FEWEST = 3
-"""Fewest runs of a benchmark: two tell next to nothing of how others differ."""
+"""Fewest runs of a benchmark: two say next to nothing about how runs vary."""
 
 SHOWN = 0.001
 """Step to which a spread is rounded up."""
@@ -34,7 +34,7 @@ class Repeats(NamedTuple):
     Attributes
     ----------
     spreads : dict of str to Spread
-        By name.
+        Spreads by benchmark.
     between_runs : float
         What ``--between-runs`` should be.
     noisier : list of str

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from d5suite.models.ceilings import Ceilings, Roof, other_machine
 from d5suite.models.node_groups import NodeGroup, node_groups
-from d5suite.models.roofline import Placed, Segment, Step, Work, explained, place, place_all, trajectories
+from d5suite.models.roofline import Placed, RooflineStep, Segment, TimedWork, explained, place, place_all, trajectories
 from d5suite.report.compare import failures, setting
 from d5suite.report.layers import DIRECTIONS
 from d5suite.report.reading import ResultKey
@@ -20,7 +20,7 @@ COUNTED = "counted"
 """Label of bytes: compulsory traffic from shapes, not read from a counter."""
 
 DISTURBED = "disturbed: "
-"""Begins the mark of such a result."""
+"""Begins the mark of a disturbed result."""
 
 TURNED = ("threads", "batch", "image size")
 """Conditions that are knobs of a trajectory."""
@@ -36,10 +36,10 @@ class Spot:
     Attributes
     ----------
     name : str
-        Of the node; empty for a step.
+        Name of the node; empty for a step.
     op_type, direction : str
     nodes : int
-        Nodes that ran as one.
+        Number of nodes that ran as one.
     placed : Placed
     finding : str
         Why it lies above its roof, if it does.
@@ -70,7 +70,7 @@ class Roofline:
     marks : list of str
         What makes the result doubtful.
     machine : str
-        The machine file's, with a mark if it is another machine's.
+        Name in the machine file, with a mark if it is another machine's.
     """
 
     title: str
@@ -175,10 +175,10 @@ def _spot(name: str, op_type: str, direction: str, nodes: int, placed: Placed) -
     return Spot(name, op_type, direction, nodes, placed, finding)
 
 
-def work_of(facts: Mapping[str, Any], direction: str, seconds: float) -> Work:
+def work_of(facts: Mapping[str, Any], direction: str, seconds: float) -> TimedWork:
     """Return the counted work of a node of the graph in one direction."""
     prefix = "" if direction == "forward" else "backward_"
-    return Work(facts.get(f"{prefix}flops") or 0, facts.get(f"{prefix}bytes") or 0, seconds)
+    return TimedWork(facts.get(f"{prefix}flops") or 0, facts.get(f"{prefix}bytes") or 0, seconds)
 
 
 class TimedGroup(NamedTuple):
@@ -188,13 +188,13 @@ class TimedGroup(NamedTuple):
     ----------
     group : NodeGroup
     op_type : str
-        Of the node with most operations.
-    work : Work
+        Operator of the node with the most operations.
+    work : TimedWork
     """
 
     group: NodeGroup
     op_type: str
-    work: Work
+    work: TimedWork
 
 
 def timed_nodes(part: Mapping[str, Any]) -> Iterator[TimedGroup]:
@@ -204,14 +204,14 @@ def timed_nodes(part: Mapping[str, Any]) -> Iterator[TimedGroup]:
             facts = [part["graph"].get(name, {}) for name in group.nodes]
             works = [work_of(one, group.direction, 0.0) for one in facts]
             main = max(facts, key=lambda one: (one.get("flops") or 0, one.get("bytes") or 0))
-            total = Work(sum(one.flops for one in works), sum(one.bytes for one in works), group.seconds)
+            total = TimedWork(sum(one.flops for one in works), sum(one.bytes for one in works), group.seconds)
             yield TimedGroup(group, str(main.get("op_type", "")), total)
 
 
-def counted(part: Mapping[str, Any], measurement: str) -> Iterator[tuple[str, str, Work]]:
+def counted(part: Mapping[str, Any], measurement: str) -> Iterator[tuple[str, str, TimedWork]]:
     """Yield name, direction and work of the nodes of a step that have counted work.
 
-    Where the profiler has told nodes, those that did not run, such as views, are left out.
+    If the profiler reports nodes, those that did not run, such as views, are left out.
     """
     ran = {(name, each["direction"]) for each in part["times"] for name in each["nodes"]}
     directions = DIRECTIONS[:1] if measurement == "inference" else DIRECTIONS
@@ -224,13 +224,13 @@ def counted(part: Mapping[str, Any], measurement: str) -> Iterator[tuple[str, st
 
 def paths(found: Sequence[Roofline]) -> dict[tuple[str, str, str], list[list[Segment]]]:
     """Return trajectories by title, backend, and conditions besides the knobs."""
-    groups: dict[tuple[str, str, str], list[Step]] = {}
+    groups: dict[tuple[str, str, str], list[RooflineStep]] = {}
     for each in found:
         if not (each.step.placed.work.flops and each.step.placed.work.bytes):
             continue
         fixed = ", ".join(f"{key} {value}" for key, value in each.conditions.items() if key not in TURNED)
         groups.setdefault((each.title, each.backend, fixed), []).append(
-            Step(each.threads, each.batch, each.step.placed.work, each.disturbed, each.image)
+            RooflineStep(each.threads, each.batch, each.step.placed.work, each.disturbed, each.image)
         )
     return {key: lines for key, steps in groups.items() if (lines := trajectories(steps))}
 

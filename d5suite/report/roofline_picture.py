@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d5suite.models.ceilings import Roof
-from d5suite.models.roofline import Work
+from d5suite.models.roofline import TimedWork
 from d5suite.report.colours import Style, styles
 from d5suite.report.page.svg import drawing
 from d5suite.report.roofline import COUNTED, NAMED, Roofline, Spot, paths
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STROKES: dict[str, Any] = {"strong": "-", "weak": "--", "size": ":", "image": "-."}
-"""Lines of trajectories by kind."""
+"""Line styles of trajectories by kind."""
 
 INK = "#262626"
 """Colour of roofs and words."""
@@ -99,7 +99,7 @@ def _draw_paths(axes: Axes, own: Sequence[Roofline], colours: Mapping[str, str])
 
 
 def _legend(axes: Axes, kinds: Sequence[str], *, hollow: bool) -> None:
-    """Explain colours, strokes and hollow points, beside the picture: it would hide points."""
+    """Explain colours, strokes and hollow points in a legend beside the plot, to hide no points."""
     from matplotlib.lines import Line2D
 
     handles, labels = axes.get_legend_handles_labels()
@@ -111,7 +111,7 @@ def _legend(axes: Axes, kinds: Sequence[str], *, hollow: bool) -> None:
     axes.legend(unique.values(), unique.keys(), fontsize=8, loc="upper left", bbox_to_anchor=(1.005, 1.0))
 
 
-def _is_drawn(work: Work) -> bool:
+def _is_drawn(work: TimedWork) -> bool:
     return work.flops > 0 and 0 < work.intensity < math.inf
 
 

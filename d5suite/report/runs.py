@@ -20,6 +20,7 @@ from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import read_json
 from d5suite.report.compare import failures
 from d5suite.report.figures import judged_figures
+from d5suite.report.formats import worst_share
 from d5suite.report.reading import Conditions, has_failures, is_ours, printable, results_of
 from d5suite.statistics.contests import veto_of
 from d5suite.statistics.decisions import Costs
@@ -33,7 +34,7 @@ LARGEST_SPREAD = 1e9
 """Largest distance of quartiles over the median: no timer has such a range."""
 
 IQR_ERROR = 1.2533 / 1.349
-"""Standard error of a normal distribution's median, times √n over the distance of its quartiles."""
+"""Standard error of the median of n normal samples, times √n, over their interquartile range."""
 
 _LOUD = re.compile(r"^the machine was not quiet after |^node .+ is slow: ")
 """Warnings of a session that count as a disturbance."""
@@ -89,7 +90,7 @@ class Failed:
     wrong : bool
         Whether its answer was wrong.
     message : str
-        Its first line.
+        First line of the failure's message.
     """
 
     wrong: bool
@@ -124,7 +125,7 @@ class BenchmarkRun:
 def read_run(path: Path) -> BenchmarkRun:
     """Read a result file.
 
-    A benchmark with a number that cannot be, such as a sample of 0 s, is a failed one.
+    A benchmark with an impossible number, such as a sample of 0 s, counts as failed.
 
     Raises
     ------
@@ -155,7 +156,7 @@ def read_run(path: Path) -> BenchmarkRun:
 def _ours(path: Path, content: Mapping[str, Any]) -> tuple[list[Entry], dict[str, Failed]]:
     """Return results of d5suite, and failures by name.
 
-    A wrong answer outweighs other failures of its name, and moves to results of its name.
+    A wrong answer outweighs other failures of its name, and is moved to results of that name.
     """
     found = results_of(content, path)
     failed: dict[str, Failed] = {}
@@ -176,12 +177,12 @@ def _ours(path: Path, content: Mapping[str, Any]) -> tuple[list[Entry], dict[str
 
 
 def _refused(refused: Mapping[str, JobError], *, alone: bool) -> dict[str, Failed]:
-    """Return benchmarks with a number that cannot be as failed ones.
+    """Return benchmarks that hold an impossible number, as failed benchmarks.
 
     Raises
     ------
     JobError
-        If they are ``alone`` in their file.
+        If the file has no other benchmarks (``alone``).
     """
     if refused and alone:
         raise next(iter(refused.values()))
@@ -202,7 +203,7 @@ def entry_of(name: str, conditions: Conditions, info: Mapping[str, Any], wrong: 
         [*(info["machine"]["reasons"] or ["disturbed"] * info["machine"]["disturbed"]), *loud],
         [each for each in warnings if each not in loud],
         veto_of(info["machine"]),
-        Costs(info["peak_memory_bytes"], info["first_call_s"], _error(info["validation"]["checks"])),
+        Costs(info["peak_memory_bytes"], info["first_call_s"], worst_share(info["validation"]["checks"])),
         judged_figures(info),
     )
 
@@ -222,10 +223,6 @@ def _set_up(info: Mapping[str, Any]) -> dict[str, str]:
         "interfaces": ", ".join(interfaces) if len(hosts) > 1 and interfaces else None,
     }
     return {name: str(value) for name, value in named.items() if value is not None}
-
-
-def _error(checks: Sequence[Mapping[str, Any]]) -> float:
-    return max(each["error"] / each["tolerance"] if each["tolerance"] else each["error"] for each in checks)
 
 
 def machine_of(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -287,7 +284,7 @@ def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> t
     -------
     entries : list of Entry
     refused : dict of str to JobError
-        By name, benchmarks with a number that cannot be.
+        Benchmarks with an impossible number, by name.
     """
     cpu = _table(_table(machine).get("cpu"))
     unnamed = not cpu.get("brand_raw")
@@ -335,7 +332,7 @@ def _plain_series(stats: Mapping[str, Any], where: str) -> Summary:
 
 
 def _summarised(median: float, spread: float, rounds: int, where: str) -> Summary:
-    """Summarize samples of which only the median and the distance of the quartiles are known."""
+    """Summarize samples of which only the median and the interquartile range are known."""
     if not spread / median <= LARGEST_SPREAD:
         raise JobError(f"quartiles {spread:g} apart cannot be those of a median of {median:g}", where=where)
     return Summary(median, IQR_ERROR * spread / median / math.sqrt(rounds), rounds)

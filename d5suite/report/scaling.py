@@ -31,7 +31,7 @@ STYLES = [
 """Styles of schemes if each backend has a panel, so that colours need not tell backends apart."""
 
 FEWEST_ROWS = 6
-"""Rows for which a panel has room."""
+"""Rows for which every panel has room at least."""
 
 PART_COLOURS = (PALETTE[0], "#56b4e9", PALETTE[1], "#e69f00", PALETTE[7])
 

@@ -10,7 +10,7 @@ from d5suite.errors import JobError
 from d5suite.files import atomic_hdf5
 
 _UNREADABLE = (KeyError, OSError, RuntimeError, TypeError, ValueError)
-"""What h5py raises for files that are damaged or hold what it does not know."""
+"""What h5py raises for files that are damaged, or whose content it does not know."""
 
 
 def save_series(path: Path, series: Mapping[str, Mapping[str, list[float]]], token: str = "") -> None:
@@ -53,7 +53,7 @@ def check_pair(path: Path, facts: Mapping[str, Any]) -> None:
     path : Path
         The JSON file.
     facts : mapping
-        Its ``d5suite`` object: see ``results/schema.json``. Series may be missing.
+        The file's ``d5suite`` object: see ``results/schema.json``. Series may be missing.
     """
     import h5py
 

@@ -23,9 +23,9 @@ def size_table(name: str, record: Mapping[str, Any]) -> RichTable:
     Parameters
     ----------
     name : str
-        Its title.
+        Title of the table.
     record : mapping
-        Of the measurement ``collectives``; results of earlier versions have fewer figures.
+        A record of the measurement ``collectives``; earlier versions have fewer figures.
     """
     drawn = RichTable(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for heading in ("size", "median µs", "interval", "min", "mean", "max", "bus GB/s", "overlap"):

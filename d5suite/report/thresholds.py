@@ -17,7 +17,7 @@ from d5suite.statistics.decisions import Threshold
 
 
 def chosen_names(names: Iterable[str], pattern: str) -> set[str]:
-    """Return the names that a shell pattern fits; of a pattern that is a name, this one only."""
+    """Return the names that match a shell pattern; if the pattern is a name, only that name."""
     known = set(names)
     return {pattern} if pattern in known else {name for name in known if fnmatchcase(name, pattern)}
 
@@ -61,12 +61,13 @@ class Thresholds:
         return [pattern for pattern, _ in self.rules if pattern not in self.matched]
 
 
-def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:  # noqa: B008  immutable
+def read_thresholds(path: Path | None, default: Threshold = Threshold()) -> Thresholds:  # noqa: B008  immutable
     """Read a TOML file: tables ``default`` and ``[[benchmark]]`` with ``match``, a name or pattern.
 
     Parameters
     ----------
-    path : Path
+    path : Path or None
+        Without a file, all have the default.
     default : Threshold
         For values that the file does not set.
 
@@ -75,6 +76,8 @@ def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:
     ConfigurationError
         If the file cannot be read, is not TOML, or has an unknown name or a value out of range.
     """
+    if path is None:
+        return Thresholds(default)
     where = str(path)
     content, _ = read_toml(path)
     unknown = set(content) - {"default", "benchmark"}

@@ -1,4 +1,4 @@
-"""Courses of searches for faster settings: read, told in rows, and drawn.
+"""Courses of searches for faster settings: read, put into rows, and drawn.
 
 Imports matplotlib (late) and its neighbours.
 """
@@ -32,7 +32,7 @@ BESIDE = {"p99_s": "99th percentile in s", "memory_bytes": "peak memory in MiB",
 """Figures that a picture shows beside the time, and their names."""
 
 FOR_GOAL = {"p99": "p99_s", "energy": "energy_j", "energy_delay": "energy_j"}
-"""By goal: the figure that is shown beside the time; of others, peak memory."""
+"""By goal: the figure that is shown beside the time; for other goals it is peak memory."""
 
 MIB = 2**20
 
@@ -49,7 +49,7 @@ class TrialRow:
         What differs from the default.
     status : str
     ratio : float or None
-        The goal's, over the default's.
+        The goal's figure over that of the default.
     interval : tuple of float, or None
     best : float
         Smallest ratio so far.
@@ -69,7 +69,7 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class CourseRows:
-    """A course, checked and in words.
+    """The course of a search, checked and in words.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ def read_courses(path: Path) -> list[CourseRows]:
     Raises
     ------
     ConfigurationError
-        If it is none.
+        If the file is not one, or is damaged.
     """
     content = read_json(path)
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
@@ -215,9 +215,9 @@ def draw_courses(courses: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def draw(courses: Sequence[CourseRows]) -> Figure:
-    """Return the picture: the trials and the best so far; and two figures of each trial.
+    """Draw two panels for each course: ratios of trials and the best so far; and two figures.
 
-    The second panel joins the trials that no other one beats in both figures (Pareto).
+    The second panel joins the trials that no other trial beats in both figures (Pareto).
     """
     from matplotlib.figure import Figure
 
@@ -264,7 +264,7 @@ def _pareto_panel(axes: Axes, course: CourseRows) -> None:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other one beats in both figures, the smallest first one first."""
+    """Return the points that no other beats in both figures, by ascending first figure."""
     found: list[tuple[float, float]] = []
     for point in sorted(points):
         if not found or point[1] < found[-1][1]:

@@ -51,7 +51,7 @@ def _what(name: str, info: Mapping[str, Any]) -> str:
 
 
 def _setting(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return what may be chosen differently of a workflow."""
+    """Return the settings that may differ between runs of a workflow."""
     found = {"placement": str(info["workflow"]["placement"])}
     for key, what in (("kind", "coupling"), ("capacity", "capacity"), ("policy", "policy")):
         values = {name: str(each[key]) for name, each in info["workflow"]["couplings"].items()}

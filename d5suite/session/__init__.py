@@ -1,12 +1,12 @@
-"""The parent side of a run: cases become jobs, workers run them, results become records.
+"""The parent side of a run: cases become jobs, workers run the jobs, results become records.
 
-One job per batch of cases and backend holds all wanted measurements. This package knows cases, jobs
-and results, and backends as data. It never imports a framework or the worker.
+Every batch of cases has one job per backend, with all wanted measurements. This package knows
+cases, jobs and results, and backends as data. It never imports a framework or the worker.
 
 ============== ====================================================================
-`results`      what a run wants measured, and the result of each measurement
+`results`      the measurements that a run wants, and their results
 `session`      jobs of a run, and records from their results
-`attempts`     what one worker made of its job, and what is left to the next
+`attempts`     what one worker finished of its job, and what is left to the next
 `elsewhere`    results of jobs that ran elsewhere
 `record`       the record of a measurement
 `nodes`        the nodes of a cluster in a record

@@ -1,4 +1,4 @@
-"""What one worker made of its job: results, failures, and what is left to another worker."""
+"""What one worker finished: results, failures, and the measurements left for the next worker."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Attempt:
 
     @classmethod
     def failed(cls, key: str, job: Job, result: Result, message: str, failure: Failure | None) -> Attempt:
-        """Return a failed attempt, given what the worker reported about it, if anything."""
+        """Return a failed attempt; ``failure`` is the worker's report of the failure, if any."""
         wrong = failure is not None and failure.type == ValidationError.__name__
         return cls(key, job, result, failure=message, kept=result.kept.get(key), wrong=wrong)
 
 
 def settle(job: Job, outcome: Outcome, path: Path, remaining: list[str]) -> tuple[list[Attempt], list[str]]:
-    """Settle the measurements of one worker, and return those left to another worker.
+    """Return a worker's attempts, and the keys of the measurements left for another worker.
 
-    A worker that dies costs the measurement that it was working on.
+    If a worker dies, the measurement that it was working on is lost.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def settle(job: Job, outcome: Outcome, path: Path, remaining: list[str]) -> tupl
     path : Path
         The job file.
     remaining : list of str
-        Measurements that the worker had to make.
+        Keys of the measurements that the worker had to make.
     """
     outcome, result = read_result(outcome, path)
     where = f"\njob file: {path}"
@@ -101,7 +101,7 @@ def settle(job: Job, outcome: Outcome, path: Path, remaining: list[str]) -> tupl
 
 
 def read_result(outcome: Outcome, path: Path) -> tuple[Outcome, Result]:
-    """Read the result of a job that has ended; if there is none, the outcome says why.
+    """Read the result of a job that has ended; if there is no result, the outcome says why.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def read_result(outcome: Outcome, path: Path) -> tuple[Outcome, Result]:
         if outcome.ok:
             outcome = replace(outcome, ok=False, reason=f"the worker left no result ({error})")
         return outcome, Result()
-    if outcome.rank is not None:  # the other ranks only report that they lost this one
+    if outcome.rank is not None:  # the other ranks only report that they lost this rank
         result.failures.clear()
         with contextlib.suppress(JobError):  # without a result of that rank, what rank 0 has finished still counts
             result.measurement = read_json(of_rank(own, outcome.rank)).get("measurement")
@@ -124,7 +124,7 @@ def read_result(outcome: Outcome, path: Path) -> tuple[Outcome, Result]:
 
 
 def watcher(path: Path, progress: Callable[[str], None]) -> Callable[[], None]:
-    """Return a function that reports a new phase of a job's worker when it is called."""
+    """Return a function that reports the phase of a job's worker if it is new."""
     shown = ""
 
     def watch() -> None:

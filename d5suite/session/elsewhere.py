@@ -12,12 +12,12 @@ from d5suite.session.attempts import Attempt
 
 
 def attempts_in(path: Path, wanted: Job) -> Iterator[Attempt]:
-    """Read what workers made of a job file: the latest result of each measurement.
+    """Read the results of a job that ran elsewhere: the latest result of every measurement.
 
     Parameters
     ----------
     path : Path
-        The job file. Results, and the reason if there are none, are in the same folder.
+        The job file. The same folder has the results, or a file with the reason why there are none.
     wanted : Job
         The job that this run's options describe.
 
@@ -45,7 +45,7 @@ def attempts_in(path: Path, wanted: Job) -> Iterator[Attempt]:
             why = why or str(error)
     try:
         why = reason_path(path).read_text(encoding="utf-8").strip()
-    except OSError:  # `d5suite slurm` has not followed it
+    except OSError:  # `d5suite slurm` has not followed the job
         failures = failures_of_ranks(result_path(path), job.ranks, job.keys()[0])
         why = next(iter(failures.values()), "") or why or "it has not run"
     for key in job.keys():  # noqa: SIM118  (not a mapping)

@@ -1,4 +1,4 @@
-"""Virtual environments in which one package has another version."""
+"""Virtual environments that replace the version of one package."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from d5suite.files import cache_folder, locked
 from d5suite.session.tools import git, run_tool
 
 PIP_S = 3600.0
-"""Time limit of pip in seconds; a framework has gigabytes."""
+"""Time limit of pip in seconds; a framework is a download of gigabytes."""
 
 
 def environment_with(requirement: str, where: str, held: contextlib.ExitStack) -> Path:
-    """Return a virtual environment of the current packages and a required one.
+    """Return a virtual environment with the current packages and a required package.
 
-    It is made once and kept in the cache, unless the requirement's content cannot be identified:
-    then it is removed when `held` is closed.
+    The environment is made once and kept in the cache. If the requirement's content cannot be
+    identified, the environment is temporary, and removed when `held` is closed.
 
     Parameters
     ----------
     requirement : str
-        As for pip.
+        A requirement in pip's syntax.
     where : str
-        Where it was given, for messages.
+        Option that gave the requirement, for messages.
     held : ExitStack
 
     Raises
     ------
     ConfigurationError
-        If it cannot be made.
+        If the environment cannot be made.
     """
     if not requirement.strip() or requirement.startswith("-"):
         raise ConfigurationError("it names no requirement", where=where, hint="Write install:NAME==VERSION.")
@@ -75,7 +75,7 @@ def environment_with(requirement: str, where: str, held: contextlib.ExitStack) -
 
 
 def _identified(requirement: str, where: str) -> tuple[str, str | None]:
-    """Return the requirement for pip, and an identifier of its content; None if unknown."""
+    """Return the requirement for pip, and an identifier of its content, None if unknown."""
     found = re.fullmatch(r"(?P<name>[\w.-]+\s*(\[[^\]]*\])?\s*@\s*)?(?P<link>.*)", requirement.strip(), re.DOTALL)
     assert found is not None
     name, link = found["name"] or "", found["link"]
@@ -98,7 +98,7 @@ def _identified(requirement: str, where: str) -> tuple[str, str | None]:
 
 
 def _at_commit(link: str, where: str) -> str | None:
-    """Return a pip link pinned to its current commit; None if that is unknown."""
+    """Return a pip link pinned to the current commit; None if the commit is unknown."""
     address, sharp, fragment = link.partition("#")
     parts = urlsplit(address.removeprefix("git+"))
     path, at, revision = parts.path.rpartition("@")
@@ -120,7 +120,7 @@ def _at_commit(link: str, where: str) -> str | None:
 
 
 def _install(folder: Path, requirement: str, below: Sequence[str], where: str) -> None:
-    """Make a virtual environment on top of the current packages, and install a package in it."""
+    """Make a virtual environment on top of the current packages, and install a package there."""
     venv.create(folder, symlinks=True)
     own = next(folder.glob("lib/python*/site-packages"))
     lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in below)
@@ -141,10 +141,10 @@ def _install(folder: Path, requirement: str, below: Sequence[str], where: str) -
 
 
 def _pins(name: str) -> Iterator[str]:
-    """Yield the current versions, except of the replaced package and of what only it needs.
+    """Yield pins to the current versions, except for the replaced package and its dependencies.
 
-    So companions that a framework pins, such as jaxlib, follow the framework. Whatever d5suite
-    needs itself, such as NumPy, stays as it is.
+    So companion packages that a framework pins follow the framework. Dependencies of d5suite, such
+    as NumPy, stay pinned.
     """
     here = _distributions()
     free = {canonicalize_name(name)} | _needed(name, here) - _needed("d5suite", here)
@@ -154,7 +154,7 @@ def _pins(name: str) -> Iterator[str]:
 
 
 def _needed(name: str, here: Mapping[str, importlib.metadata.Distribution]) -> set[str]:
-    """Return a distribution and all its installed requirements."""
+    """Return the names of a distribution and of all its installed requirements."""
     found: set[str] = set()
     left: list[str] = [canonicalize_name(name)]
     while left:
@@ -175,7 +175,7 @@ def _parsed(requirement: str) -> Requirement | None:
 
 
 def _distributions() -> dict[str, importlib.metadata.Distribution]:
-    """Return the current distributions by name; of several with one name, the first is imported."""
+    """Return the distributions by name; of two with one name, the one that Python imports."""
     found: dict[str, importlib.metadata.Distribution] = {}
     for each in importlib.metadata.distributions():
         if name := each.metadata["Name"]:

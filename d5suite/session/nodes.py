@@ -1,4 +1,4 @@
-"""The nodes of a cluster in a record: their state, and whether one is slow."""
+"""The nodes of a cluster in a record: the state of every node, and warnings about slow nodes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from d5suite.errors import JobError
 from d5suite.job import Job, Result, of_rank
 
 SLOWER = 1.1
-"""A node is reported if its ranks compute for this multiple of the median node's time. On a quiet
-machine steps spread by less than 5%."""
+"""Ratio of a node's computing time to the other nodes' median above which the node is reported. On
+a quiet machine, the times of steps differ by less than 5%."""
 
 
 def add_nodes(record: dict[str, Any], key: str, job: Job, first: Result, path: Path) -> None:
-    """Add the nodes of a job to a record, with reasons to doubt it: disturbed or slow nodes.
+    """Add a job's nodes to a record, with reasons to doubt the result: disturbed or slow nodes.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def add_nodes(record: dict[str, Any], key: str, job: Job, first: Result, path: P
     first : Result
         Rank 0's result.
     path : Path
-        Rank 0's result file; those of the other ranks are in the same folder.
+        Rank 0's result file; the files of the other ranks are in the same folder.
     """
     results: list[Result] = [first]
     for rank in range(1, job.ranks):
@@ -68,14 +68,14 @@ def add_nodes(record: dict[str, Any], key: str, job: Job, first: Result, path: P
     for node in nodes[1:]:
         reasons += [f"{node['name']}: {reason}" for reason in node["reasons"]]
     record["nodes"] = nodes
-    record["machine"] = {"disturbed": bool(reasons), "reasons": reasons}  # no share: others' jobs have none
+    record["machine"] = {"disturbed": bool(reasons), "reasons": reasons}  # no taken_share: unknown for other jobs
     slow = slow_nodes(nodes)
     if slow:
         record["warnings"] = [*record.get("warnings", []), *slow]
 
 
 def slow_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a warning for every node whose ranks compute longer than those of its peers."""
+    """Return a warning for every node whose ranks compute longer than the ranks of other nodes."""
     times = {each["name"]: each["computing_s"] for each in nodes if each["computing_s"]}
     warnings = []
     for name, own in times.items():
@@ -86,9 +86,10 @@ def slow_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _other_jobs(own: str, path: Path) -> list[str] | None:
-    """Return the other jobs on the nodes that the batch script saw before and after, if it did.
+    """Return the other jobs on the nodes, as the batch script saw them before and after the run.
 
-    A part of a heterogeneous job, or of an array, is such as ``17+1``.
+    None if the script did not look. Parts of heterogeneous jobs have numbers such as ``17+1``, and
+    parts of job arrays such as ``17_1``.
     """
     stem = path.name.removesuffix(".result.json")
     try:

@@ -1,12 +1,12 @@
 """Two sides of the same measurements, timed in turn by workers that live side by side.
 
-A block is ABBA or BAAB, at random. Each letter is a slot of a few samples of that side. Blocks are
-taken until the sequential test has decided or the budget is spent. Then each side proves what was
-timed, and only proved samples count.
+A block is ABBA or BAAB, at random. A letter is a slot: a few samples of that side. Blocks are taken
+until the sequential test has decided or the budget is spent. Then both sides prove what was timed,
+and only proved samples count.
 
-Two processes of one program differ in their memory layout, which no number of pairs averages out.
-So a measurement that is slower or faster is repeated in new processes, until they confirm it or do
-not.
+Two processes of one program differ in memory layout, and no number of pairs averages this out. So a
+measurement that is slower or faster is repeated in new processes, until these confirm or refute the
+change.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ SIDES, ORDERS = "AB", ("ABBA", "BAAB")
 """The sides, and their orders in a block."""
 
 SLOT_S, LONG_S = 0.05, 0.5
-"""Least seconds of a slot; and seconds of a sample from which one alone fills a slot."""
+"""Shortest slot, and shortest sample that fills a slot alone, in seconds."""
 
 SLOT, LONGEST_SLOT = 3, 50
-"""Samples of a slot: the usual number, and the most."""
+"""Fewest and most samples of a slot; a sample of at least `LONG_S` fills a slot alone."""
 
 CONFIRMING_BLOCKS = 14
-"""Most blocks of a launch that confirms."""
+"""Most blocks of a confirming launch."""
 
 CONFIRMING_ALPHA = 0.1
-"""Error rate at which a confirming launch stops; it only has to find the slower side."""
+"""Error rate at which a confirming launch stops; the launch only has to find the slower side."""
 
 
 @dataclass(frozen=True)
-class Budget:
-    """When to stop undecided.
+class StoppingRule:
+    """Limits after which a comparison stops undecided.
 
     Attributes
     ----------
@@ -60,7 +60,8 @@ class Budget:
     seconds : float
         After this time no block of the measurement begins.
     decides_disturbed : bool
-        Whether launches on a disturbed machine decide, too. Pairs share a disturbance only in part.
+        Whether launches on a disturbed machine decide, too. Both samples of a pair share a
+        disturbance only in part.
     """
 
     blocks: int = 60
@@ -84,8 +85,8 @@ class Pair:
     ----------
     wanted : Wanted
     a, b : MeasurementResult
-        A side that failed has a reason. If only the other side failed, a side has neither a record
-        nor a reason.
+        A side that failed has a reason. If only one side failed, the other side has neither a
+        record nor a reason.
     decision : Decision or None
         None if a side failed.
     blocks : int
@@ -117,12 +118,12 @@ class PairedRun:
     ----------
     sides : (Side, Side)
     settings : Settings
-    budget : Budget
-        For each measurement.
+    budget : StoppingRule
+        Budget for each measurement.
     tell : callable, optional
-        Receives what is being done.
+        Receives messages on the progress.
     seed : int, optional
-        For the random order of the sides.
+        Seed for the random order of the sides.
 
     Raises
     ------
@@ -134,7 +135,7 @@ class PairedRun:
         self,
         sides: tuple[Side, Side],
         settings: Settings,
-        budget: Budget,
+        budget: StoppingRule,
         tell: Callable[[str], None] | None = None,
         seed: int | None = None,
     ) -> None:
@@ -161,14 +162,14 @@ class PairedRun:
         batch : sequence of Wanted
             Measurements of one job. A side may use another mode of the backend.
         tests : mapping of str to Criterion
-            By key.
+            Criteria by key.
         alpha : float
             Probability that any change is confirmed if there is none.
 
         Raises
         ------
         InterruptedPairsError
-            After Ctrl-C, with what was finished.
+            After Ctrl-C, with the finished pairs.
         BackendError
             If the backend lacks a side's mode.
         """
@@ -197,7 +198,7 @@ class PairedRun:
         return [each.pair() for each in histories.values()]
 
     def _launch(
-        self, batch: Sequence[Wanted], tests: Mapping[str, Criterion], launch: int, budget: Budget
+        self, batch: Sequence[Wanted], tests: Mapping[str, Criterion], launch: int, budget: StoppingRule
     ) -> list[Pair]:
         results: dict[str, dict[str, MeasurementResult]] = {name: {} for name in SIDES}
         jobs = {name: self._job(name, batch, results[name], launch) for name in self._random.choice(ORDERS)[:2]}
@@ -231,7 +232,7 @@ class PairedRun:
 class _History:
     """One measurement in all launches so far."""
 
-    def __init__(self, first: Pair, effect: float, budget: Budget) -> None:
+    def __init__(self, first: Pair, effect: float, budget: StoppingRule) -> None:
         self._latest, self._blocks, self._count = first, first.blocks, 1
         self._launches = Launches(first.decision, effect) if first.decision else None
         self._decides_disturbed, self._bars = budget.decides_disturbed, dict.fromkeys(_disturbances(first))
@@ -253,7 +254,7 @@ class _History:
         self._launches.add(pair.decision, alpha)
 
     def pair(self) -> Pair:
-        """Return the decision of all launches."""
+        """Return the pair with the decision of all launches."""
         if self._launches is None:
             return self._latest
         decision = self._launches.decision()
@@ -263,20 +264,20 @@ class _History:
 
 
 def _disturbances(pair: Pair) -> list[str]:
-    """Return what disturbed the machine so much that the launch decides nothing."""
+    """Return the disturbances that were so strong that the launch decides nothing."""
     records = [each.record or {} for each in (pair.a, pair.b)]
     vetoes = {side: veto_of(each.get("machine", {})) for side, each in zip(SIDES, records, strict=True)}
     return [f"side {side} was disturbed: {why}" for side, why in vetoes.items() if why]
 
 
 class PairScheduler(TurnScheduler):
-    """Both sides of a batch, which take turns in each measurement, once."""
+    """One launch of both sides of a batch, which take turns in every measurement."""
 
     def __init__(
         self,
         batch: Sequence[Wanted],
         tests: Mapping[str, Criterion],
-        budget: Budget,
+        budget: StoppingRule,
         random: random.Random,
         tell: Callable[[str], None],
     ) -> None:
@@ -327,7 +328,7 @@ class PairScheduler(TurnScheduler):
         return ""
 
     def pair(self, wanted: Wanted, results: Mapping[str, Mapping[str, MeasurementResult]]) -> Pair:
-        """Return a measurement's decision, given the results of both sides by key."""
+        """Return a measurement's pair with the decision, given the results of both sides by key."""
         key = wanted.key
         a, b = (self._result(key, side, results[side].get(key)) for side in SIDES)
         if key not in self._decided or a.record is None or b.record is None:
@@ -347,7 +348,7 @@ class PairScheduler(TurnScheduler):
 
 
 def samples_of_slot(sample_s: float) -> int:
-    """Return the samples of a slot, given the seconds of a sample."""
+    """Return the number of samples in a slot, given the seconds of a sample."""
     if sample_s >= LONG_S:
         return 1
     return min(LONGEST_SLOT, max(SLOT, math.ceil(SLOT_S / sample_s)))

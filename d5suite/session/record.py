@@ -25,7 +25,7 @@ SCHEMA = "d5suite-1"
 def record(
     case: Case, part: CaseJob, measurement: type[Measurement], job: Job, result: Result, measured: Measured
 ) -> dict[str, Any]:
-    """Return everything that makes a measurement comparable, as JSON values.
+    """Return a measurement's record as JSON values: all that a comparison needs.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def record(
 
 
 def place_files(content: dict[str, Any], measured: Measured, folder: Path) -> None:
-    """Say where the folders are that passes have left, from here.
+    """Add the paths of the passes' folders to a record, relative to the current folder.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def place_files(content: dict[str, Any], measured: Measured, folder: Path) -> No
         The record.
     measured : Measured
     folder : Path
-        Of the job's result, in which they lie.
+        The folder of the job's result, where the passes left their folders.
 
     Raises
     ------
@@ -105,8 +105,8 @@ def with_samples(
 ) -> dict[str, Any]:
     """Return the record of earlier launches with the samples of a later launch added.
 
-    The interval is one over launches. Peak memory, and the error of every check, are the largest
-    of all launches. The first call is that of the first launch.
+    The confidence interval is computed over launches. Peak memory, and the error of every check,
+    are the largest of all launches. The first call is taken from the first launch.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def with_samples(
 
 
 def _worst(first: Mapping[str, Any], later: Mapping[str, Any]) -> list[Any]:
-    """Return every check of two launches with the larger error, relative to its tolerance."""
+    """Return all checks of two launches, with the larger error relative to the tolerance."""
     found = {check["name"]: check for check in first["checks"]}
     for check in later["checks"]:
         known = found.get(check["name"], check)

@@ -1,4 +1,4 @@
-"""What a run wants measured, and what it got."""
+"""The measurements that a run wants, and their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from d5suite.measurements.base import Measurement
 
 
 class Wanted(NamedTuple):
-    """One measurement of one case on one backend; at level 3, by ranks; in a sweep, at a point."""
+    """One measurement of a case on a backend; at level 3 with ranks, in a sweep with a point."""
 
     case: Case
     measurement: type[Measurement]
@@ -27,24 +27,24 @@ class Wanted(NamedTuple):
 
     @property
     def runner(self) -> str:
-        """Name of what runs it, in results: a backend, and at level 3 its ranks."""
+        """Name of the runner in results: the backend, and at level 3 also the ranks."""
         return "-".join(str(each) for each in (self.selection, self.ranks) if each is not None)
 
     @property
     def job(self) -> tuple[str, str]:
-        """The job that measures it: a batch of cases, and what runs them."""
+        """Key of the job that makes the measurement: the batch of cases, runner and point."""
         return self.case.batch, self.runner + self.point
 
 
 @dataclass
 class MeasurementResult:
-    """A record, or why there is none.
+    """A record, or the reason why there is no record.
 
     Attributes
     ----------
     record : dict or None
     samples_s : list of float
-        Seconds.
+        Samples in seconds.
     series : dict of str to list of float
     failure : str or None
     kept : dict or None

@@ -1,14 +1,14 @@
 """Backends that take turns in the measurements of a case.
 
-The order of the backends reverses with every round, so that drift in time affects all alike.
-Measurements that cannot be taken in turns are made by one worker while the others wait. A worker
-that dies costs its own measurement; the others go on.
+The order of the backends reverses with every round, so that drift in time affects all backends
+alike. Measurements that cannot be taken in turns are made by one worker while the others wait. If a
+worker dies, only its own measurement is lost; the other workers go on.
 
-Before that, workers prepare one at a time, alone, because the first call and the peak memory are
-recorded. Meanwhile the next one imports its framework, and two may prove at once. As many workers
-live side by side as fit into memory. The others take turns in a group of their own
-afterwards, and the record has a note. Several launches repeat all measurements that take turns, in
-new processes.
+Before the rounds, workers prepare one at a time, alone, because the first call and the peak memory
+are recorded. Before that a worker imports its framework beside others, and two workers may prove
+at once. As many workers live side by side as fit into memory. The others take turns afterwards, in
+another group, and the record has a note. Several launches repeat all measurements that take turns,
+in new processes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import itertools
 import math
 import statistics
 import uuid
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,11 +38,11 @@ from d5suite.statistics.intervals import relative_half_width
 from d5suite.statistics.rounds import without_drift
 
 TURN_S, LONG_S = 0.05, 0.1
-"""Least seconds of a turn; and seconds above which a sample needs no uncounted calls before it.
-Caches that another worker has filled make the first sample longer by milliseconds."""
+"""Shortest turn, and shortest sample that needs no uncounted calls before it, in seconds. Caches
+that another worker has filled make the first sample longer by milliseconds."""
 
 ROUNDS = 6
-"""Rounds into which a budget is divided: the fewest that give a 95% interval."""
+"""Number of rounds into which a budget is divided: the fewest that give a 95% interval."""
 
 LONGEST = 1000
 """Most samples of a turn."""
@@ -55,25 +56,26 @@ SPARE = 0.95
 """Fraction of the free memory that a worker may use beside others."""
 
 AT_ONCE = 2
-"""Most workers that prove at once. One of them must be a backend with slow float64, which keeps
-about one core busy. Threads of others spin while they wait: on two cores they prove more slowly
-beside each other than one after the other."""
+"""Most workers that prove at once. One worker must have a backend with slow float64, which keeps
+about one core busy. Threads of other backends spin while they wait: on two cores, such workers
+prove more slowly side by side than one after the other."""
 
 SHARED_THREADS = 4
-"""Most threads of workers that prove at once. All workers have the same cores, and more threads
-that wait for each other, spinning, would take more from each other than one thread leaves idle."""
+"""Most threads of a worker that proves beside another. All workers have the same cores: with more
+threads, which spin while they wait for each other, workers would lose more time to each other than
+the idle cores gain."""
 
 ROOM_TO_PROVE = 2.0
-"""Free memory needed to prove two at once, in multiples of what one needs: both may grow by that,
-and what the first one already holds is the reserve."""
+"""Free memory needed to prove with two workers at once, in multiples of the need of one worker:
+both may grow by this much, and the memory that the first worker already holds is the reserve."""
 
 WIDER = 2
-"""Memory of a worker that has proved, in multiples of one that has prepared: float64 is twice as
-wide."""
+"""Memory of a worker that has proved, in multiples of its memory after preparing: float64 is twice
+as wide."""
 
 
 def can_take_turns(session: Session, jobs: Sequence[Sequence[Wanted]], least: int = 2) -> bool:
-    """Return whether `least` jobs of a case or more have measurements that take turns."""
+    """Return whether at least `least` jobs of a case have measurements that take turns."""
     first = jobs[0][0]
     if session.settings.elsewhere is not None or session.settings.device != "cpu" or first.ranks is not None:
         return False
@@ -91,12 +93,12 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
     jobs : sequence of sequence of Wanted
         The measurements of each backend.
     launches : int
-        How often to repeat them in new processes.
+        Number of launches, each in new processes.
 
     Raises
     ------
     KeyboardInterrupt
-        After Ctrl-C; what was finished is known.
+        After Ctrl-C; `Session.known` has the finished results.
     """
     jobs = _in_proving_order(session, jobs)
     try:
@@ -115,17 +117,26 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
 
 
 def _in_proving_order(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[Sequence[Wanted]]:
-    """Put backends with slow float64 after the first job of each preset, before all others.
+    """Put the first job of every shared preset in front; then alternate slow and fast float64.
 
-    The first job of a preset proves before the others, which wait for its references. Then one that
-    proves slowly leaves cores to another one.
+    The first job of a preset proves before the others, which wait for its references. Then a job
+    that proves slowly leaves cores to another job.
     """
-    fast = [batch for batch in jobs if not batch[0].selection.backend.slow_float64]
-    slow = [batch for batch in jobs if batch[0].selection.backend.slow_float64]
-    presets = [batch[0].case.preset_name(batch[0].selection, session.settings) for batch in fast]
-    firsts = {presets.index(preset) for preset in presets}
-    first = [batch for place, batch in enumerate(fast) if place in firsts]
-    return [*first, *slow, *(batch for place, batch in enumerate(fast) if place not in firsts)]
+
+    def preset(batch: Sequence[Wanted]) -> str:
+        return batch[0].case.preset_name(batch[0].selection, session.settings)
+
+    count = Counter(map(preset, jobs))
+    first: dict[str, Sequence[Wanted]] = {}
+    slow, fast = [], []
+    for batch in jobs:
+        if batch[0].selection.backend.slow_float64:
+            slow.append(batch)
+        elif count[preset(batch)] > 1 and preset(batch) not in first:
+            first[preset(batch)] = batch
+        else:
+            fast.append(batch)
+    return [*first.values(), *(batch for pair in itertools.zip_longest(slow, fast) for batch in pair if batch)]
 
 
 def _launched_again(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[list[Wanted]]:
@@ -139,7 +150,7 @@ def _launched_again(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[
 
 
 class RoundScheduler(TurnScheduler):
-    """Backends that take turns in rounds, once."""
+    """One launch of the backends, which take turns in rounds."""
 
     def __init__(self, session: Session, jobs: Sequence[Sequence[Wanted]], launch: int, *, crowded: bool) -> None:
         super().__init__(list(dict.fromkeys(each.key for batch in jobs for each in batch)))
@@ -159,7 +170,7 @@ class RoundScheduler(TurnScheduler):
         self._proved = set(self._presets.values() if launch > 1 or crowded else ())
 
     def measure(self) -> None:
-        """Measure until done or interrupted, and give the session the results."""
+        """Measure until done or interrupted, and store the results in the session."""
         jobs = {}
         for name, batch in self._batches.items():
 
@@ -190,7 +201,7 @@ class RoundScheduler(TurnScheduler):
         return [batch for batch in missing.values() if batch]
 
     def _settle(self, ended_by: BaseException | None) -> None:
-        """Give the session the results, with the rounds in which they were taken."""
+        """Store the results in the session, with the rounds in which they were taken."""
         self._is_crowded |= bool(self.left())
         for name, batch in self._batches.items():
             for each in batch:
@@ -262,8 +273,8 @@ class RoundScheduler(TurnScheduler):
     def may_prepare(self, name: str, prepared: Collection[str], waiting: Waiting) -> bool:
         """See `TurnScheduler.may_prepare`.
 
-        No job stops the first one, so that its row comes soon. None prepares while another one
-        computes the references that it needs.
+        The first job prepares at once, so that its results appear early. A job does not prepare
+        while another job computes the references that it needs.
         """
         if not prepared:
             return True
@@ -277,13 +288,13 @@ class RoundScheduler(TurnScheduler):
         """See `TurnScheduler.may_prove`.
 
         The first job of a preset proves before the others begin: it computes references and a
-        training run for all of them.
+        training run for all jobs of the preset.
         """
         self._to_prove[name] = max(self._to_prove.get(name, 0), WIDER * self._workers[name].peak_bytes)
         return self._has_references(name, proving)
 
     def _has_references(self, name: str, proving: Collection[str]) -> bool:
-        """Return whether a job has its references, or none of these jobs computes them."""
+        """Return whether the references of a job exist, or none of ``proving`` computes them."""
         preset = self._presets[name]
         return preset in self._proved or all(self._presets[each] != preset for each in proving)
 
@@ -296,7 +307,7 @@ class RoundScheduler(TurnScheduler):
         return min(whole - others, int(SPARE * min(free_memory("cpu").values())))
 
     def take(self, key: str, workers: Mapping[str, TurnWorker]) -> Mapping[str, str]:
-        """Take rounds until their ratios are precise, or the budget is spent."""
+        """Take rounds until the ratios are precise, or the budget is spent."""
         sampling = self._sampling(key)
         rounds: dict[str, list[list[float]]] = {name: [] for name in workers}
         self._rounds[key] = rounds
@@ -324,7 +335,7 @@ class RoundScheduler(TurnScheduler):
         return {}
 
     def _sampling(self, key: str) -> SamplingSettings:
-        """Return the largest budget of all backends; slower backends have smaller presets."""
+        """Return the settings with the largest budget: slower backends have smaller presets."""
         wanted = [each for batch in self._batches.values() for each in batch if each.key == key]
         return max(map(self._session.sampling, wanted), key=lambda each: each.max_time_s)
 
@@ -337,7 +348,7 @@ def samples_of_turn(sample_s: float, sampling: SamplingSettings) -> int:
     sample_s : float
         Seconds that a sample takes; 0 if unknown.
     sampling : SamplingSettings
-        Its budget is divided into `ROUNDS`.
+        The budget is divided into `ROUNDS` parts.
     """
     if sample_s <= 0:
         return 1
@@ -358,7 +369,7 @@ def _is_enough(rounds: Sequence[Sequence[Sequence[float]]], spent_s: float, samp
 
 
 def is_precise(rounds: Sequence[Sequence[Sequence[float]]], sampling: SamplingSettings) -> bool:
-    """Return whether ratios to the first backend are precise enough, or the only median is."""
+    """Return whether the ratios to the first backend are precise enough, or the only median."""
     import numpy as np
 
     first, *others = [[statistics.median(each) for each in its] for its in rounds]

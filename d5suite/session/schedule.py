@@ -10,13 +10,13 @@ from d5suite.session.session import Session
 
 
 class MeasurementSchedule:
-    """Measures what a run wants. A job runs when the first of its results is requested.
+    """Measures all that a run wants. A job runs when one of its results is first requested.
 
     Parameters
     ----------
     session : Session
     wanted : sequence of Wanted
-        All that the run wants.
+        All measurements that the run wants.
     turns : bool
         Whether the backends of a case take turns, if they can.
     launches : int
@@ -45,18 +45,18 @@ class MeasurementSchedule:
         Raises
         ------
         ConfigurationError
-            A case makes no sense, or two cases have the same name.
+            A case is invalid, or two cases have the same name.
         """
         for batch in self._jobs.values():
             self._session.write(batch)
 
     def result(self, wanted: Wanted) -> MeasurementResult:
-        """Return the result of a measurement; measure it first, with all else of its job.
+        """Return the result of a measurement; if its job has not run, run the whole job first.
 
         Raises
         ------
         KeyboardInterrupt
-            After Ctrl-C; what was finished is known to the session.
+            After Ctrl-C; the session has the finished results.
         """
         if not self._session.has_run(wanted):
             self._measure(wanted)

@@ -32,18 +32,18 @@ from d5suite.session.record import place_files, record
 from d5suite.session.results import MeasurementResult, Wanted
 
 KEEP_RUNS = 20
-"""Number of folders of job files to keep; making a new one removes older ones."""
+"""Number of folders of job files to keep; making a new folder removes older folders."""
 
 RUN_FOLDER = re.compile(r"\d{8}-\d{6}-\d+(-\d+)?")
-"""Names of these folders: date, time, process, and a number if a process makes several in a second.
-Nothing else in ``--jobs DIR`` is removed."""
+"""Names of these folders: date, time, process, and a number if a process makes several folders in a
+second. Nothing else in ``--jobs DIR`` is removed."""
 
 LOCK = "session.lock"
-"""A file in each of these folders, which a running session locks."""
+"""Name of a file in every such folder, which a running session locks."""
 
 
 class JobPlan(NamedTuple):
-    """The job of a batch: what is wanted by key, and how to make the job for some keys."""
+    """The job of a batch: the measurements by key, and a function that makes a job from keys."""
 
     wanted: dict[str, Wanted]
     slug: str
@@ -61,8 +61,8 @@ class Session:
     progress : callable
         Receives the name of a job and the new phase of its worker; None in a pipe.
     provisional : callable
-        Receives a measurement's key, a backend, its time so far in seconds and the number of its
-        rounds, once it is proved: 0 rounds before its first turn.
+        Receives a measurement's key, a backend, the median so far in seconds and the number of
+        rounds so far, once the backend is proved: 0 rounds before the first turn.
     folder : Path
         The folder of the job files. It is locked until `close`, unless the jobs run elsewhere.
 
@@ -94,7 +94,7 @@ class Session:
         self.folder = parent / name
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            with locked(parent / f".{LOCK}"):  # so that nobody sees the folder before it is locked
+            with locked(parent / f".{LOCK}"):  # so that no process sees the folder before it is locked
                 number = 1
                 while self.folder.exists():
                     number += 1
@@ -115,7 +115,7 @@ class Session:
         Parameters
         ----------
         batch : sequence of Wanted
-            All that the run wants of one job.
+            All measurements of one job.
         """
         results = self._results[batch[0].job] = {}
         try:
@@ -172,7 +172,7 @@ class Session:
         Raises
         ------
         ConfigurationError
-            A case makes no sense, or has the name of another.
+            A case is invalid, or has the name of another case.
         """
         for each in batch:
             clash = self._clash(each.case)
@@ -183,7 +183,7 @@ class Session:
         return path
 
     def varied(self, **changes: Any) -> Session:
-        """Return this session with other settings; both share the folder and all that is known."""
+        """Return a copy with other settings, which shares this session's folder and results."""
         other = copy.copy(self)
         other.settings = replace(self.settings, **changes)
         return other
@@ -198,7 +198,7 @@ class Session:
             path.with_suffix(".json").unlink(missing_ok=True)
 
     def _clash(self, case: Case) -> str | None:
-        """Return the error if another case has the same name, or None."""
+        """Return the error message if another case has the same name; else None."""
         known = self._cases.setdefault(case.name, [])
         if not any(each.is_same(case) for each in known):
             known.append(case)
@@ -210,7 +210,7 @@ class Session:
     def launch(
         self, job: Job, path: Path, limit_s: float, *, python: str | None = None, memory_bytes: int | None = None
     ) -> Launch:
-        """Return how this session launches the worker of a job.
+        """Return the settings with which this session launches the worker of a job.
 
         Parameters
         ----------
@@ -220,9 +220,9 @@ class Session:
         limit_s : float
             Time limit in seconds, unless the settings have one.
         python : str, optional
-            Interpreter, instead of the configured one.
+            Interpreter, instead of the configured interpreter.
         memory_bytes : int, optional
-            Memory limit, instead of the one of the settings.
+            Memory limit, instead of the limit in the settings.
         """
         settings, progress = self._settings_of(job), self.progress
         if python is None and not job.references_only:
@@ -236,7 +236,7 @@ class Session:
         return Launch(limits, python, settings.wrap, settings.environment, watch=watch)
 
     def _settings_of(self, job: Job) -> Settings:
-        """Return the settings of a job: with those that a file of tuned ones has for it."""
+        """Return the settings of a job, with the tuned settings that a file has for the job."""
         return self.settings.of(job.cases[0].name, job.backend["name"], job.backend["mode"])
 
     def run(
@@ -246,10 +246,10 @@ class Session:
         start: Callable[[Job, Path, float], Supervisor],
         launch: int = 1,
     ) -> Generator[tuple[str, Any], None, None]:
-        """Run the job of a batch; after a crash a new worker takes up the rest.
+        """Run the job of a batch; after a crash a new worker continues with the rest.
 
-        A worker that exceeds a memory limit below the session's, set to leave room for others,
-        leaves its current measurement without a result.
+        A worker may have a smaller memory limit than the session, to leave room for others. If it
+        exceeds that limit, the rest of the job has no result, and no new worker starts.
 
         Parameters
         ----------
@@ -259,14 +259,14 @@ class Session:
         start : callable
             Starts a worker, given the job, its file and the time limit in seconds.
         launch : int
-            From 1; number of launches of the same job.
+            Number of this launch of the same job, from 1.
 
         Yields
         ------
         str, TurnWorker
             Only if `start` returns a `TurnWorker`: a measurement's key, and the worker that waits
-            for its first turn. Resume when the worker has been told that its turns have ended. The
-            key is empty while the worker proves, or waits for leave to go on (`TurnWorker.asks`).
+            for the first turn. Resume after telling the worker that the turns have ended. The key
+            is empty while the worker proves, or waits for permission to go on (`TurnWorker.asks`).
         """
         plan = self._plan(batch, results)
         if plan is not None:
@@ -336,7 +336,7 @@ class Session:
         return JobPlan(valid, slug, limit_s, lambda keys: self._job([valid[key] for key in keys]))
 
     def _problem_with(self, wanted: Wanted) -> str | None:
-        """Return why a measurement is invalid, or None."""
+        """Return why a measurement is invalid; None if it is valid."""
         try:
             self._case_job([wanted], wanted.selection)
         except Exception as error:
@@ -344,7 +344,7 @@ class Session:
         return None
 
     def _take(self, attempt: Attempt, plan: JobPlan, results: dict[str, MeasurementResult]) -> None:
-        """Store what an attempt has measured."""
+        """Store the result of an attempt."""
         try:
             results[attempt.key] = self._result_of(attempt, plan.wanted[attempt.key])
         except Exception as error:
@@ -368,7 +368,7 @@ class Session:
         return MeasurementResult(content, samples["samples_s"], series)
 
     def _compute_references(self, wanted: Sequence[Wanted]) -> dict[str, MeasurementResult]:
-        """Compute missing references in a job of their own; return the failures."""
+        """Compute missing references in a separate job; return the failures."""
         missing = {each.key: each for each in wanted if each.key not in self._references}
         if missing:
             slug = f"{next(iter(missing.values())).case.batch}-reference-{len(self._references)}"
@@ -412,7 +412,7 @@ class Session:
         )
 
     def _case_job(self, wanted: Sequence[Wanted], selection: Selection | None) -> CaseJob:
-        """Return one case's part of a job; without a selection, of a job of references."""
+        """Return one case's part of a job; without a selection, the job computes references."""
         case, ranks, settings = wanted[0].case, wanted[0].ranks, self.settings
         if selection is not None:
             settings = settings.of(case.name, selection.backend.name, selection.mode)
@@ -429,7 +429,7 @@ class Session:
         return part if ranks is None or not self.settings.divides_batch else part.divided(ranks.size)
 
     def _shared(self, case: Case, selection: Selection | None, settings: Settings) -> Shared:
-        """Return the files that a case's jobs share; another batch size trains another course."""
+        """Return the files that a case's jobs share; a trajectory depends on the batch size."""
         preset, batch = case.preset_name(selection, settings), settings.batch_size
         reference = self.folder / f"{case.batch}-{preset}.reference.h5"
         self._shared_files.add(reference)
@@ -444,7 +444,7 @@ class Session:
 
 
 def _slug(wanted: Wanted) -> str:
-    """Return the name of the files of a measurement's job."""
+    """Return the name that all files of a measurement's job begin with."""
     return "-".join(wanted.job).replace(":", "-")
 
 

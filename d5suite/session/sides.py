@@ -4,7 +4,7 @@
 ``here``               the current interpreter, as it is
 a path                 an interpreter, or the folder of a virtual environment
 ``env:NAME=VALUE``     a variable in the worker's environment
-``mode:NAME``          another mode of the backends
+``mode:NAME``          the mode NAME of the backends
 ``rev:REVISION``       d5suite as it is at a revision of the Git repository of the current folder
 ``install:REQUIREMENT`` the current environment, with a requirement that pip installs on top
 ====================== ============================================================================
@@ -45,18 +45,18 @@ class Side:
     Attributes
     ----------
     spec : str
-        As the user wrote it.
+        The SPEC, as the user wrote it.
     python : str or None
-        Interpreter; None for the current one.
+        Interpreter; None for the current interpreter.
     environment : mapping of str to str
         Additional environment variables of the workers.
     mode : str or None
-        Mode of the backends; None for the chosen one.
+        Mode of the backends; None for the chosen mode.
     folder : Path or None
-        Working directory of the workers, so that they import their own d5suite; None for the
-        current one.
+        Working directory of the workers, from which they import their own d5suite; None for the
+        current directory.
     repository : Path or None
-        The top folder of the repository, if `folder` is one of its revisions.
+        The top folder of the repository, if `folder` holds one of its revisions.
     """
 
     spec: str
@@ -75,7 +75,7 @@ def prepared_side(spec: str, option: str) -> Iterator[Side]:
     ----------
     spec : str
     option : str
-        The option that gave it, for messages.
+        The option that gave the SPEC, for messages.
 
     Raises
     ------
@@ -154,12 +154,12 @@ def run_code(side: Side, code: str, arguments: Sequence[str], where: str, failed
     code : str
     arguments : sequence of str
     where, failed : str
-        For messages: what it concerns, and what its failure means.
+        For messages: what the code concerns, and what a failure means.
 
     Raises
     ------
     ConfigurationError
-        If it fails; the last lines of its output say why.
+        If the code fails; the last lines of the output say why.
     """
     code = f"import sys; sys.path[:] = filter(None, sys.path)\n{code}"
     command = [side.python or sys.executable, "-c", code, *arguments]

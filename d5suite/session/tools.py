@@ -10,7 +10,7 @@ from pathlib import Path
 from d5suite.errors import ConfigurationError
 
 LAST_LINES = 12
-"""Last lines of a failed command's output in a message: pip's conflict report needs as many."""
+"""Last lines of a failed command's output that a message shows: enough for pip's conflicts."""
 
 GIT_S = 120.0
 """Time limit of git in seconds."""
@@ -37,20 +37,20 @@ def run_tool(
     ----------
     command : sequence of str
     where : str
-        What it concerns, for messages.
+        What the command concerns, for messages.
     limit_s : float
         Time limit in seconds.
     environment : mapping of str to str or None, optional
-        Additional environment variables; None removes one.
+        Additional environment variables; None removes a variable.
     folder : Path, optional
         Working directory.
     failed : str, optional
-        What its failure means, for messages.
+        What a failure means, for messages.
 
     Raises
     ------
     ConfigurationError
-        If it fails; the last lines of its output say why.
+        If the command fails; the last lines of the output say why.
     """
     what = failed or f"{' '.join(command[:4])} failed"
     whole = {**os.environ, **(environment or {})}
@@ -73,12 +73,12 @@ def run_tool(
 def git(where: str, *arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
     """Run git in a folder, by default the current one, and return its stripped output.
 
-    It ignores the variables by which a Git hook names its own repository.
+    Git does not see the variables with which a Git hook names its own repository.
 
     Raises
     ------
     ConfigurationError
-        As `run_tool`.
+        See `run_tool`.
     """
     own: dict[str, str | None] = {**dict.fromkeys(REPOSITORY_VARIABLES), **(environment or {})}
     return run_tool(["git", *arguments], where, GIT_S, own, folder).strip()
@@ -97,18 +97,19 @@ def top_of(where: str, folder: Path | None = None) -> Path:
 def revisions(good: str, bad: str, repository: Path | None = None) -> list[str]:
     """Return the commits after `good`, up to `bad`, the oldest first.
 
-    At merges follow the first parent: each of these commits was once the state of the main branch.
+    At merges, only the first parent counts: all returned commits were once the state of the main
+    branch.
 
     Parameters
     ----------
     good, bad : str
     repository : Path, optional
-        By default that of the current folder.
+        By default the repository of the current folder.
 
     Raises
     ------
     ConfigurationError
-        If there are none: the good revision must be an ancestor of the bad one.
+        If there are no commits: the good revision must be an ancestor of the bad revision.
     """
     both = f"{good}..{bad}"
     where = both if repository is None else f"{both} of {repository}"
@@ -137,12 +138,12 @@ def subject(revision: str, repository: Path | None = None) -> str:
 
 
 def installed_from(repository: Path, revision: str) -> str:
-    """Return the SPEC of a side for which pip installs a revision of a local repository.
+    """Return the SPEC of a side on which pip installs a revision of a local repository.
 
     Parameters
     ----------
     repository : Path
-        The top folder of the repository, or the folder of the package in it.
+        The top folder of the repository, or the package's folder inside the repository.
     revision : str
 
     Raises

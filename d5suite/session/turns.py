@@ -1,9 +1,10 @@
 """Workers that live side by side and take turns: one scheduler for all policies.
 
-While anything is measured, only one worker runs, from its start on; the others are blocked on a
-read, or stopped. Workers that were started to run beside others import their framework and prove
-while others do, too (`d5suite.worker.turns`). The policies are rounds of backends
-(`d5suite.session.rounds`) and the two sides of a comparison (`d5suite.session.pairs`).
+While anything is measured, only one worker runs; the others are blocked on a read, or stopped. By
+default a worker runs alone from the start. A worker that was started to run beside others may
+import its framework and prove at the same time as others (`d5suite.worker.turns`). The policies
+are rounds of backends (`d5suite.session.rounds`) and the two sides of a comparison
+(`d5suite.session.pairs`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ TurnJob = Generator[tuple[str, TurnWorker], None, None]
 """A job whose workers wait for turns: `Session.run`."""
 
 Waiting = dict[str, tuple[str, TurnWorker] | None]
-"""By name of a job: the measurement that its worker waits for; None once the job has ended."""
+"""By name of a job: the measurement that the worker waits for, and the worker; None once the job
+has ended."""
 
 
 class TurnScheduler(ABC):
@@ -33,7 +35,7 @@ class TurnScheduler(ABC):
     Attributes
     ----------
     errors : dict of str to str
-        By name of a job: why it ended, if an exception did.
+        By name of a job: the exception that ended the job, if any.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -47,7 +49,7 @@ class TurnScheduler(ABC):
         Returns
         -------
         mapping of str to str
-            By name: why a worker must give up the measurement.
+            By name of a job: why the worker must give up the measurement.
         """
 
     def has_room(self) -> bool:
@@ -63,12 +65,12 @@ class TurnScheduler(ABC):
         prepared : collection of str
             Names of the jobs that have prepared, and do not wait for turns yet.
         waiting : mapping
-            The jobs that do, and those that have ended.
+            The jobs that wait for turns, and the jobs that have ended.
         """
         return not prepared
 
     def may_prove(self, name: str, proving: Collection[str]) -> bool:
-        """Return whether a job may prove while others do, which are named."""
+        """Return whether a job may prove while the jobs in ``proving`` do."""
         return True
 
     def run(self, jobs: Mapping[str, TurnJob]) -> None:
@@ -93,7 +95,7 @@ class TurnScheduler(ABC):
                 job.close()
 
     def _prepare(self, jobs: Mapping[str, TurnJob], waiting: Waiting) -> None:
-        """Let jobs prepare and prove, as far as there is room, until their workers wait."""
+        """Let jobs prepare and prove, as memory permits, until their workers wait for turns."""
         left, active, prepared, proving = list(jobs), dict[str, TurnWorker](), set[str](), set[str]()
 
         def go_on(name: str) -> None:
@@ -132,7 +134,7 @@ class TurnScheduler(ABC):
                 each.resume()
 
     def _next_alone(self, active: Mapping[str, TurnWorker], prepared: Collection[str], waiting: Waiting) -> str | None:
-        """Return the job to run alone next: one that has proved, or else one that may prepare."""
+        """Return the job to run alone next: a job that has proved, else a job that may prepare."""
         asking = [name for name, each in active.items() if each.asks == ALONE]
         proved = [name for name in asking if name in prepared]
         if proved:
@@ -140,7 +142,7 @@ class TurnScheduler(ABC):
         return next((name for name in asking if self.may_prepare(name, prepared, waiting)), None)
 
     def _alone(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
-        """Let a job run while all others wait, until its worker waits for its turns."""
+        """Let a job run while all others wait, until its worker waits for turns."""
         step = self._next(name, jobs)
         while step is not None and not step[0]:
             worker = step[1]
@@ -154,7 +156,7 @@ class TurnScheduler(ABC):
     def _next(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
         """Let a job run until its worker waits; return None at the job's end.
 
-        The measurement is empty unless the worker waits for its turns.
+        The measurement's key is empty unless the worker waits for turns.
         """
         try:
             return next(jobs[name], None)

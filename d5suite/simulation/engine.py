@@ -21,8 +21,8 @@ import numpy as np
 from d5suite.errors import D5Error
 from d5suite.files import atomic_path, made_once
 from d5suite.levels.distributed import ANY
-from d5suite.simulation.platform import Network, Node, platform_xml
-from d5suite.simulation.programs import LAST, Kind, Programs
+from d5suite.simulation.platform import ComputeNode, Interconnect, platform_xml
+from d5suite.simulation.programs import LAST, OpKind, Programs
 
 SOURCE = Path(__file__).with_name("engine.cc")
 
@@ -102,7 +102,7 @@ class Played:
     Attributes
     ----------
     programs : Programs
-    network : Network
+    network : Interconnect
     ops : list of list of numpy.ndarray
         By rank and stream: the operations as the engine got them (`OP`).
     times : list of list of numpy.ndarray
@@ -111,12 +111,12 @@ class Played:
     """
 
     programs: Programs
-    network: Network
+    network: Interconnect
     ops: list[list[np.ndarray]]
     times: list[list[np.ndarray]]
 
 
-def play(programs: Programs, network: Network, node: Node | None = None) -> Played:
+def play(programs: Programs, network: Interconnect, node: ComputeNode | None = None) -> Played:
     """Play programs on a network, whose nodes have cores without limit if none are given.
 
     Raises
@@ -133,14 +133,14 @@ def play(programs: Programs, network: Network, node: Node | None = None) -> Play
         )
     program = _program()
     ops, boxes = _packed(programs)
-    node = node or Node()
+    node = node or ComputeNode()
     homes, cores = node.hosts(len(programs.members), network.island)
     if len(ops) < len(homes):  # each kind of ranks has cores of its own: ranks that share them are not folded
         homes = list(range(len(ops)))
     with tempfile.TemporaryDirectory(prefix="d5suite-simulation-") as name:
         folder = Path(name)
         used = {(rank, op.peer) for rank, own in enumerate(programs.streams) for s in own for op in s
-                if op.kind == Kind.ISEND} if network.topology == "switch" else set()  # fmt: skip
+                if op.kind == OpKind.ISEND} if network.topology == "switch" else set()  # fmt: skip
         platform = platform_xml(network, len(programs.streams), used, [cores] * (max(homes) + 1) if node.cores else ())
         (folder / "platform.xml").write_text(platform)
         with (folder / "programs").open("wb") as file:
@@ -193,16 +193,19 @@ def _packed(programs: Programs) -> tuple[list[list[np.ndarray]], int]:
     for each rank, numbered one after the other.
     """
     size = len(programs.streams)
-    sends, messages = int(Kind.ISEND), (int(Kind.ISEND), int(Kind.IRECV))  # an enumeration's members compare slowly
+    sends, messages = (
+        int(OpKind.ISEND),
+        (int(OpKind.ISEND), int(OpKind.IRECV)),
+    )  # an enumeration's members compare slowly
     anyone = {(rank, op.tag) for rank, own in enumerate(programs.streams) for ops in own for op in ops
-              if op.kind == Kind.IRECV and op.peer == ANY}  # fmt: skip
+              if op.kind == OpKind.IRECV and op.peer == ANY}  # fmt: skip
     numbers: dict[tuple[int, int, int], int] = {}
     blocks: dict[tuple[int, int, bool], int] = {}
     free = 0
     for rank, own in enumerate(programs.streams):
         for op in (op for ops in own for op in ops):
-            key = (rank, op.tag, op.kind == Kind.ISEND)
-            if op.peer == LAST and op.kind in (Kind.ISEND, Kind.IRECV) and key not in blocks:
+            key = (rank, op.tag, op.kind == OpKind.ISEND)
+            if op.peer == LAST and op.kind in (OpKind.ISEND, OpKind.IRECV) and key not in blocks:
                 blocks[key] = free
                 for other in range(size):
                     numbers[(rank, other, op.tag) if key[2] else (other, rank, op.tag)] = free + other

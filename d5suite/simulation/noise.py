@@ -21,7 +21,7 @@ QUANTILES = (0.5, 0.95)
 
 
 @dataclass(frozen=True)
-class Noise:
+class ComputeNoise:
     """How long computing takes, in times of its median.
 
     Attributes
@@ -43,7 +43,7 @@ class Noise:
         return float(np.quantile(self.factors, quantile ** (1 / ranks), method="inverted_cdf"))
 
 
-def of_samples(samples: Sequence[float], source: str) -> Noise:
+def of_samples(samples: Sequence[float], source: str) -> ComputeNoise:
     """Return the noise of measured samples.
 
     Raises
@@ -54,18 +54,14 @@ def of_samples(samples: Sequence[float], source: str) -> Noise:
     if len(samples) < 10:
         raise ConfigurationError(f"{len(samples)} samples are too few for a distribution: at least 10", where=source)
     values = np.sort(np.asarray(samples, float))
-    return Noise(values / np.median(values), f"{len(values)} samples of {source}")
+    return ComputeNoise(values / np.median(values), f"{len(values)} samples of {source}")
 
 
-def lognormal(sigma: float) -> Noise:
+def lognormal(sigma: float) -> ComputeNoise:
     """Return log-normal noise with median 1, by 9,999 quantiles of it."""
-    from statistics import NormalDist
+    from scipy.special import ndtri
 
-    normal = NormalDist()
-    places = (np.arange(9_999) + 0.5) / 9_999
-    return Noise(
-        np.exp(sigma * np.array([normal.inv_cdf(float(each)) for each in places])), f"log-normal, σ = {sigma:g}"
-    )
+    return ComputeNoise(np.exp(sigma * ndtri((np.arange(9_999) + 0.5) / 9_999)), f"log-normal, σ = {sigma:g}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class Noisy:
     source: str
 
 
-def noisy(run: Callable[[Sequence[float] | float], float], noise: Noise, ranks: int, seed: int = 0) -> Noisy:
+def noisy(run: Callable[[Sequence[float] | float], float], noise: ComputeNoise, ranks: int, seed: int = 0) -> Noisy:
     """Return steps with noise.
 
     Where every rank can be simulated, each step has factors of its own. Where there are too many, a
@@ -99,7 +95,7 @@ def noisy(run: Callable[[Sequence[float] | float], float], noise: Noise, ranks: 
     run : callable
         Returns the seconds of a step with these factors by rank, or with one for all; raises
         `D5Error` if there are too many messages for the first.
-    noise : Noise
+    noise : ComputeNoise
     ranks : int
     seed : int
     """

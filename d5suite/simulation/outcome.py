@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from d5suite.simulation.engine import Played
-from d5suite.simulation.programs import LAST, Kind
+from d5suite.simulation.programs import LAST, OpKind
+from d5suite.traces.spans import common, merged
 
 PARTS = ("computing", "latency", "bytes", "sharing")
 """Parts of the critical path: computing; α and n · β of messages; links and cores that several
@@ -21,7 +22,7 @@ share."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedStep:
     """A simulated step.
 
     Attributes
@@ -61,12 +62,12 @@ class Outcome:
         return max(self.path, key=lambda name: self.path[name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON; seconds and shares."""
+        """Return the outcome as JSON values: seconds and shares."""
         names = ("step_s", "computing", "communicating", "waiting", "ranks", "kinds", "messages", "steps")
         return {**{name: getattr(self, name) for name in names}, "path": dict(self.path), "bound": self.bound}
 
 
-def outcome(played: Played) -> Outcome:
+def outcome(played: Played) -> SimulatedStep:
     """Sum up what was played."""
     programs = played.programs
     ends = np.array([
@@ -78,7 +79,7 @@ def outcome(played: Played) -> Outcome:
     shares = _seconds(played, float(last[-1]))
     weights = np.array([count if marks else 0 for count, marks in zip(programs.ranks, programs.marks, strict=True)])
     computing, communicating, waiting = (shares @ weights / (weights.sum() * last[-1] or 1)).tolist()
-    return Outcome(
+    return SimulatedStep(
         step_s, computing, communicating, waiting, critical_path(played), sum(programs.ranks), len(programs.streams),
         programs.messages, len(last), programs.lengthened, played,
     )  # fmt: skip
@@ -91,15 +92,14 @@ def _seconds(played: Played, until: float) -> np.ndarray:
     main = np.concatenate([np.arange(count) < len(own[0]) for own, count in zip(played.ops, counts, strict=True)])
     owner = np.repeat(np.arange(ranks), counts)
     kind, when = _flat(played.ops)["kind"], _flat(played.times)
-    computes = main & (kind == Kind.COMPUTE)
+    computes = main & (kind == OpKind.COMPUTE)
     computing = np.bincount(owner[computes], (when["end"] - when["begin"])[computes], ranks)
     # One rank's times lie behind the other's, so that all are merged at once.
     span = 1 + float(max(when["end"].max(), when["finished"].max()))
-    shift = owner * span
-    blocked = main & (kind != Kind.COMPUTE)
-    waits = kind == Kind.WAIT
-    idle = merged(when["begin"][blocked] + shift[blocked], when["end"][blocked] + shift[blocked])
-    active = merged(when["started"][waits] + shift[waits], when["finished"][waits] + shift[waits])
+    shift = (owner * span)[:, None]
+    own, moving = (np.stack([when[begin], when[end]], axis=1) + shift
+                   for begin, end in (("begin", "end"), ("started", "finished")))  # fmt: skip
+    idle, active = merged(own[main & (kind != OpKind.COMPUTE)]), merged(moving[kind == OpKind.WAIT])
     communicating = np.bincount((idle[:, 0] / span).astype(np.int64), common(idle, active), ranks)
     return np.stack([computing, communicating, np.maximum(0.0, until - computing - communicating)])
 
@@ -107,35 +107,6 @@ def _seconds(played: Played, until: float) -> np.ndarray:
 def _flat(lists: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
     """Return the rows of all ranks' streams, one after the other."""
     return np.concatenate([each for own in lists for each in own])
-
-
-def merged(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the union of intervals, (n, 2), in order."""
-    keep = end > begin
-    begin, end = begin[keep], end[keep]
-    if not len(begin):
-        return np.empty((0, 2))
-    order = np.argsort(begin, kind="stable")
-    begin, until = begin[order], np.maximum.accumulate(end[order])
-    new = np.concatenate([[True], begin[1:] > until[:-1]])
-    first = np.flatnonzero(new)
-    last = np.concatenate([first[1:] - 1, [len(begin) - 1]])
-    return np.stack([begin[first], until[last]], axis=1)
-
-
-def common(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return how much of each interval of a union, from `merged`, another union covers."""
-
-    def covered(intervals: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """Return the length of a union before each time."""
-        lengths = np.concatenate([[0.0], np.cumsum(intervals[:, 1] - intervals[:, 0])])
-        place = np.searchsorted(intervals[:, 0], at, side="right")
-        inside = np.minimum(at, intervals[np.maximum(place - 1, 0), 1]) - intervals[np.maximum(place - 1, 0), 0]
-        return np.where(place > 0, lengths[np.maximum(place - 1, 0)] + np.maximum(inside, 0), 0.0)
-
-    if not len(one) or not len(other):
-        return np.zeros(len(one))
-    return covered(other, one[:, 1]) - covered(other, one[:, 0])
 
 
 def _partners(played: Played) -> np.ndarray:
@@ -146,7 +117,7 @@ def _partners(played: Played) -> np.ndarray:
     ops, begin = _flat(played.ops), _flat(played.times)["begin"]
     found = np.full(len(ops), -1)
     ends = []
-    for kind in (Kind.ISEND, Kind.IRECV):
+    for kind in (OpKind.ISEND, OpKind.IRECV):
         at = np.flatnonzero((ops["kind"] == kind) & (ops["peer"] != LAST))
         at = at[np.lexsort((at, begin[at], ops["mailbox"][at]))]
         boxes = ops["mailbox"][at]
@@ -186,11 +157,11 @@ def critical_path(played: Played) -> dict[str, float]:
         kind, peer, _, _, ref, _ = ops[at]
         begin, end, started, finished = times[at]
         place = rank, stream, at - 1
-        if kind == Kind.COMPUTE:
+        if kind == OpKind.COMPUTE:
             parts["computing"] += end - begin
-        elif kind == Kind.AFTER and end > begin:
+        elif kind == OpKind.AFTER and end > begin:
             place = rank, peer, ref
-        elif kind == Kind.WAIT and end > begin:
+        elif kind == OpKind.WAIT and end > begin:
             took, nbytes = finished - started, ops[ref][3]
             latency = min(took, network.latency_s)
             moving = min(took - latency, nbytes / network.bytes_per_s)

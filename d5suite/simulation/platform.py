@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.errors import ConfigurationError
-from d5suite.models.ceilings import Level, Roof
-from d5suite.models.machine import read_content
+from d5suite.models.ceilings import MemoryLevel, Roof
+from d5suite.models.machine import figure, read_content
 
 TOPOLOGIES = ("switch", "fat-tree", "dragonfly", "nvlink")
 
@@ -41,7 +41,7 @@ DEVICE = frozenset(("peak_flops", "memory_bandwidth"))
 
 
 @dataclass(frozen=True)
-class Network:
+class Interconnect:
     """Links of ranks.
 
     Attributes
@@ -72,7 +72,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Node:
+class ComputeNode:
     """What ranks compute, copy and send with.
 
     Attributes
@@ -81,9 +81,9 @@ class Node:
         With which a core copies and adds arrays, read and written bytes together; infinite: that
         takes no time.
     threads : int
-        Of a rank: its computing takes them all.
+        Threads per rank; computing takes all of them.
     cores : int
-        Of a node, for all its ranks (`Network.island`) together; 0: nothing waits for a core.
+        Cores per node, which all ranks on the node share; 0: nothing waits for a core.
     """
 
     bytes_per_s: float = math.inf
@@ -101,7 +101,7 @@ class Node:
         return [rank // island for rank in range(ranks)], self.cores
 
 
-def machine_figures(path: Path | None, *, transport: str | None, threads: int) -> tuple[Roof, Network, str]:
+def machine_figures(path: Path | None, *, transport: str | None, threads: int) -> tuple[Roof, Interconnect, str]:
     """Return ceilings and links of a machine file, and where the ceilings come from.
 
     A file of ``examples/machines/`` has a network; one of ``d5suite machine`` has transports, whose
@@ -112,9 +112,9 @@ def machine_figures(path: Path | None, *, transport: str | None, threads: int) -
     path : Path or None
         None: `ASSUMED`.
     transport : str or None
-        Of measured ones; the first, if not given.
+        One of the measured transports; by default the first.
     threads : int
-        Of a rank: measured ceilings are of so many.
+        Threads per rank; measured ceilings are chosen by this number.
 
     Raises
     ------
@@ -124,30 +124,24 @@ def machine_figures(path: Path | None, *, transport: str | None, threads: int) -
     content = {name: {"value": value, "source": source} for name, (value, source) in ASSUMED.items()} if path is None \
         else read_content(path)  # fmt: skip
 
-    def figure(name: str) -> tuple[float, str] | None:
-        found = content.get(name)
-        if not isinstance(found, dict):
-            return None
-        value = found.get("value")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ConfigurationError(f"{value!r} is not a positive number", where=f"{path}, {name}")
-        return float(value), str(found.get("source", ""))
+    def known(name: str) -> tuple[float, str] | None:
+        return figure(content, name, f"{path}, {name}")
 
     roof: Roof | None = None
     source = ""
-    if (peak := figure("peak_flops")) and (memory := figure("memory_bandwidth")):
-        roof, source = Roof(peak[0], (Level("memory", 0, memory[0]),)), f"roofline of {peak[1]}"
+    if (peak := known("peak_flops")) and (memory := known("memory_bandwidth")):
+        roof, source = Roof(peak[0], (MemoryLevel("memory", 0, memory[0]),)), f"roofline of {peak[1]}"
     links: list[Any] = []
     if path is not None and "ceilings" in content:
         from d5suite.models.ceilings import read_ceilings
 
-        known = read_ceilings(path)
-        links = [each for each in known.entries if each["what"] == "transport" and "alpha_s" in each]
+        ceilings = read_ceilings(path)
+        links = [each for each in ceilings.entries if each["what"] == "transport" and "alpha_s" in each]
         if roof is None:
-            found = known.roof(device="cpu", precision="fp32", threads=threads)
+            found = ceilings.roof(device="cpu", precision="fp32", threads=threads)
             if isinstance(found, str):
                 raise ConfigurationError(found, where=str(path), hint="Choose --threads, or give --step-seconds.")
-            roof, source = found, f"roofline of {known.name}, {threads} threads a rank"
+            roof, source = found, f"roofline of {ceilings.name}, {threads} threads a rank"
     if roof is None:
         raise ConfigurationError("this machine file has no ceilings", where=str(path), hint="docs/models.md")
     if transport is not None:
@@ -158,7 +152,7 @@ def machine_figures(path: Path | None, *, transport: str | None, threads: int) -
                 hint=f"It has: {', '.join(map(str, names)) or 'none'}.",
             )  # fmt: skip
         links = [each for each in links if each["transport"] == transport]
-    latency, bandwidth = figure("network_latency_s"), figure("network_bandwidth")
+    latency, bandwidth = known("network_latency_s"), known("network_bandwidth")
     busy_s, busy_s_per_byte = 0.0, 0.0
     if links and (transport is not None or bandwidth is None):
         one = links[0]
@@ -175,8 +169,8 @@ def machine_figures(path: Path | None, *, transport: str | None, threads: int) -
             hint="Measure them: d5suite machine --only transport -o FILE; or add network_bandwidth and "
             "network_latency_s.",
         )  # fmt: skip
-    link, node = figure("link_bandwidth"), figure("devices_per_node")
-    network = Network(
+    link, node = known("link_bandwidth"), known("devices_per_node")
+    network = Interconnect(
         latency[0], bandwidth[0], island=int(node[0]) if node else 1, island_bytes_per_s=link[0] if link else 0.0,
         busy_s=busy_s, busy_s_per_byte=busy_s_per_byte, sources={"latency": latency[1], "bandwidth": bandwidth[1]},
     )  # fmt: skip
@@ -195,7 +189,7 @@ def part_of_machine(path: Path | None, *, ranks: int, threads: int) -> tuple[Roo
     ranks : int
         Ranks that compute at the same time.
     threads : int
-        Of a rank.
+        Threads per rank.
 
     Returns
     -------
@@ -223,22 +217,24 @@ def part_of_machine(path: Path | None, *, ranks: int, threads: int) -> tuple[Roo
             f"Ranks do not compete for memory bandwidth here: the machine file has no ceilings for {both} threads. "
             f"Measure them: d5suite machine --threads {threads},{both} -o FILE."
         )
-    levels = tuple(Level(each.name, each.capacity_bytes // ranks, each.bytes_per_s / ranks) for each in whole.levels)
+    levels = tuple(
+        MemoryLevel(each.name, each.capacity_bytes // ranks, each.bytes_per_s / ranks) for each in whole.levels
+    )
     return Roof(whole.flops_per_s / ranks, levels, whole.notes), ""
 
 
-def platform_xml(network: Network, size: int, used: Collection[tuple[int, int]], cores: Sequence[int] = ()) -> str:
+def platform_xml(network: Interconnect, size: int, used: Collection[tuple[int, int]], cores: Sequence[int] = ()) -> str:
     """Return SimGrid's description of so many ranks, ``h0`` and on.
 
     Parameters
     ----------
-    network : Network
+    network : Interconnect
     size : int
     used : collection of (int, int)
         Pairs of ranks that send; a rank that sends to itself, as it stands for several, does so
         over its own link.
     cores : sequence of int
-        Of sets of cores, ``c0`` and on, that compute.
+        Number of cores in each set of cores that computes, ``c0`` and on.
     """
     lines: list[str] = []
     half, speed = f"{network.latency_s / 2:.17g}s", f"{network.bytes_per_s:.17g}Bps"
@@ -286,7 +282,7 @@ def platform_xml(network: Network, size: int, used: Collection[tuple[int, int]],
     return "\n".join([*HEAD, *lines, "</platform>"])
 
 
-def _islands(network: Network, size: int, cluster: Any) -> list[str]:
+def _islands(network: Interconnect, size: int, cluster: Any) -> list[str]:
     """Ranks of a node have fast links; the node's adapters are shared by its ranks."""
     count = -(-size // network.island)
     if count > MOST_ISLANDS:

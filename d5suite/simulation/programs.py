@@ -26,7 +26,7 @@ LAST = -2
 """As a peer: whichever rank's message the stream's last receive from `ANY` has taken."""
 
 
-class Kind(IntEnum):
+class OpKind(IntEnum):
     """The kind of an operation; the engine knows the same numbers, but for COLLECTIVE."""
 
     COMPUTE = 0
@@ -43,21 +43,21 @@ class Op(NamedTuple):
     Attributes
     ----------
     kind : int
-        `Kind`.
+        `OpKind`.
     peer : int
-        Of messages: the other rank, `ANY` or `LAST`. Of AFTER: the rank's other stream.
+        For messages: the other rank, `ANY` or `LAST`. For AFTER: the rank's other stream.
     tag : int
-        Of messages.
+        For messages.
     nbytes : int
     ref : int
-        Of WAIT: the operation of this stream that began the message. Of AFTER: the operation of
-        the other stream that must have ended. Of COLLECTIVE: the root, or -1.
+        For WAIT: the operation of this stream that began the message. For AFTER: the operation of
+        the other stream that must have ended. For COLLECTIVE: the root, or -1.
     seconds : float
-        Of COMPUTE.
+        For COMPUTE.
     label : str
         What computes, or the collective's name.
     dtype : numpy.dtype or None
-        Of COLLECTIVE.
+        For COLLECTIVE.
     """
 
     kind: int
@@ -114,9 +114,9 @@ def aside() -> Iterator[None]:
 
 
 class Hollow:
-    """An array without memory: shape and type only. What arithmetic with it moves is noted.
+    """An array without memory: shape and type only. Arithmetic notes the bytes that it would move.
 
-    It takes part in NumPy's functions as far as schemes and algorithms use them.
+    Supports the NumPy functions that schemes and algorithms use.
 
     Attributes
     ----------
@@ -130,10 +130,7 @@ class Hollow:
 
     def __init__(self, shape: Sequence[int], dtype: Any, born: int = -1) -> None:
         self.shape, self.dtype, self.born = tuple(shape), np.dtype(dtype), born
-        size = 1
-        for each in self.shape:
-            size *= each
-        self.size = size
+        self.size = math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -152,7 +149,7 @@ class Hollow:
         return (Hollow(self.shape[1:], self.dtype, self.born) for _ in range(len(self)))
 
     def reshape(self, *shape: Any) -> Hollow:
-        """Return it in another shape."""
+        """Return the array in another shape."""
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         return Hollow((self.size,) if tuple(wanted) == (-1,) else wanted, self.dtype, self.born)
 
@@ -218,7 +215,7 @@ class _Noted(Request):
 
 
 class Served(Exception):
-    """All steps are noted: a server that would go on stops here."""
+    """Raised once all steps are noted, to stop a server that would serve forever."""
 
 
 class NotingCommunicator(Communicator):
@@ -265,13 +262,13 @@ class NotingCommunicator(Communicator):
     def compute(self, seconds: float, label: str) -> int:
         """Note computing on the main stream, and return the operation's number."""
         self.work()
-        self.streams[0].append(Op(Kind.COMPUTE, seconds=seconds, label=label))
+        self.streams[0].append(Op(OpKind.COMPUTE, seconds=seconds, label=label))
         return self._base + len(self.streams[0]) - 1
 
     def spend(self, seconds: float, label: str) -> None:
         """Note computing of this thread on what it has read."""
         if seconds > 0:
-            self._ops(None).append(Op(Kind.COMPUTE, seconds=seconds, label=label))
+            self._ops(None).append(Op(OpKind.COMPUTE, seconds=seconds, label=label))
 
     def work(self) -> None:
         """Note, as computing, what this thread has moved since its last operation."""
@@ -287,22 +284,22 @@ class NotingCommunicator(Communicator):
             if own:
                 self._after(number, max(own)[0])
                 seconds = sum(nbytes for _, nbytes in own) / self._bytes_per_s
-                self.streams[number].append(Op(Kind.COMPUTE, seconds=seconds, label=ARRAYS))
+                self.streams[number].append(Op(OpKind.COMPUTE, seconds=seconds, label=ARRAYS))
 
     def _after(self, number: int, born: int) -> None:
-        """Note that a stream other than the main one waits for what that has computed."""
+        """Note that another stream waits for what the main stream has computed."""
         if number and born > self._seen[number]:
             self._seen[number] = born
-            self.streams[number].append(Op(Kind.AFTER, peer=0, ref=born))
+            self.streams[number].append(Op(OpKind.AFTER, peer=0, ref=born))
 
     def join(self) -> None:
-        """Note that the main stream waits for all that the others were told to do."""
+        """Note that the main stream waits for all operations of the other streams."""
         for thread, number in tuple(self._threads.items()):
             self._work(thread, number)
         for number, ops in enumerate(self.streams[1:], 1):
             if len(ops) > self._joined.get(number, 0):
                 self._joined[number] = len(ops)
-                self.streams[0].append(Op(Kind.AFTER, peer=number, ref=len(ops) - 1))
+                self.streams[0].append(Op(OpKind.AFTER, peer=number, ref=len(ops) - 1))
 
     def forget(self) -> None:
         """Forget all that was noted, but not the threads."""
@@ -328,7 +325,7 @@ class NotingCommunicator(Communicator):
         ops = self._ops(array)
         if isinstance(array, np.ndarray):
             self.said[tag] = array.copy()
-        ops.append(Op(Kind.ISEND, self._peer(to), tag, array.nbytes))
+        ops.append(Op(OpKind.ISEND, self._peer(to), tag, array.nbytes))
         return _Noted(self, ops, to)
 
     def ireceive(self, array: np.ndarray, source: int, tag: int = 0) -> Request:
@@ -336,7 +333,7 @@ class NotingCommunicator(Communicator):
         self.work()
         number = self.stream()
         ops = self.streams[number]
-        ops.append(Op(Kind.IRECV, self._peer(source), tag, array.nbytes))
+        ops.append(Op(OpKind.IRECV, self._peer(source), tag, array.nbytes))
         return _Noted(self, ops, source)
 
     def send(self, array: np.ndarray, to: int, tag: int = 0) -> None:
@@ -368,7 +365,7 @@ class NotingCommunicator(Communicator):
 
     def _collective(self, call: str, array: np.ndarray, **more: Any) -> None:
         self._ops(array).append(
-            Op(Kind.COLLECTIVE, nbytes=array.nbytes, ref=more.get("root", -1), label=call, dtype=array.dtype)
+            Op(OpKind.COLLECTIVE, nbytes=array.nbytes, ref=more.get("root", -1), label=call, dtype=array.dtype)
         )
 
     def close(self) -> None:
@@ -454,19 +451,19 @@ def expanded(
         places: dict[int, int] = {}
         communicator = _Expanding(rank, size, hosts, algorithm, bytes_per_s, ops=made)
         for index, op in enumerate(ops):
-            if op.kind == Kind.COLLECTIVE:
+            if op.kind == OpKind.COLLECTIVE:
                 assert op.dtype is not None
                 length = -(-op.nbytes // op.dtype.itemsize)
                 array: Any = Hollow((-(-length // multiple) * multiple,), op.dtype)
                 communicator._collective(op.label, array, **({"root": op.ref} if op.ref >= 0 else {}))
                 communicator.work()
             else:
-                made.append(op._replace(ref=places[op.ref]) if op.kind == Kind.WAIT else op)
+                made.append(op._replace(ref=places[op.ref]) if op.kind == OpKind.WAIT else op)
             places[index] = len(made) - 1
         found.append(made)
         moved.append(places)
     for number, made in enumerate(found):
-        found[number] = [op._replace(ref=moved[op.peer][op.ref]) if op.kind == Kind.AFTER else op for op in made]
+        found[number] = [op._replace(ref=moved[op.peer][op.ref]) if op.kind == OpKind.AFTER else op for op in made]
     return Noted(found, [moved[0][mark - 1] + 1 for mark in noted.marks])
 
 

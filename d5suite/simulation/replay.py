@@ -23,16 +23,16 @@ from d5suite.distributed.algorithms import ALGORITHMS
 from d5suite.distributed.algorithms.costs import cost
 from d5suite.distributed.schemes.all_reduce import AVERAGE
 from d5suite.errors import ConfigurationError
-from d5suite.simulation.programs import Kind, Noted, Op, Streams
+from d5suite.simulation.programs import Noted, Op, OpKind, Streams
 from d5suite.traces.calls import Calls, calls_of
 from d5suite.traces.events import COLLECTIVES, Comm, Events, Trace
-from d5suite.traces.events import Kind as Event
+from d5suite.traces.events import EventKind as Event
 
 _MADE = re.compile(r"^(?P<call>\w+) by (?P<algorithm>\w+)$")
 
 _CALL = {int(operation): name for name, (_, operation, _) in COLLECTIVES.items()}
 
-_BEGIN = (Kind.COLLECTIVE, Kind.ISEND, Kind.COMPUTE)
+_BEGIN = (OpKind.COLLECTIVE, OpKind.ISEND, OpKind.COMPUTE)
 """What another thread begins no earlier than what its main thread had finished then."""
 
 FLOAT = np.dtype(np.float32)
@@ -47,7 +47,7 @@ class Replay:
     programs : tuple of Noted
         By rank.
     algorithm : str
-        Of its collectives; ``ring`` if a transport made them: what it does is not known.
+        Algorithm of the collectives; ``ring`` if the transport chose it, which no trace shows.
     step_s : float
         Seconds of a step in the trace: the mean of all but the first, by the last rank.
     """
@@ -115,7 +115,7 @@ class _Reader:
             ops: list[Op] = []
             ended: list[tuple[int, int]] = []
             self._thread(number, self.threads[number], ops, ended, marks, waits, sorted(set(cuts)))
-            if number == 0 or any(op.kind != Kind.COMPUTE for op in ops):
+            if number == 0 or any(op.kind != OpKind.COMPUTE for op in ops):
                 found[number] = ops, ended
                 cuts += [begin for op, (begin, _) in zip(ops, ended, strict=True) if op.kind in _BEGIN]
         kept = [found[each] for each in sorted(found)]
@@ -143,7 +143,7 @@ class _Reader:
             nonlocal clock
             if until > clock and (number == 0 or until <= busy_until):
                 for end in (*cuts[bisect.bisect(cuts, clock) : bisect.bisect_left(cuts, until)], until):
-                    ops.append(Op(Kind.COMPUTE, seconds=trace.seconds(end - clock), label=label))
+                    ops.append(Op(OpKind.COMPUTE, seconds=trace.seconds(end - clock), label=label))
                     ended.append((clock, end))
                     clock = end
             clock = max(clock, until)
@@ -178,7 +178,7 @@ class _Reader:
             compute(enter, regions[parent].name if parent >= 0 else "")
             if waiting:
                 waits.append((len(ops), enter, leave))
-                add(Op(Kind.COMPUTE), enter, leave)
+                add(Op(OpKind.COMPUTE), enter, leave)
             elif made and made["algorithm"] in ALGORITHMS:
                 sent = sum(int(events.sent[i]) for each in (call, *inside) for i in by_call.get(each, ())
                            if events.kind[i] in (Event.SEND, Event.ISEND))  # fmt: skip
@@ -204,22 +204,22 @@ class _Reader:
         if kind in (Event.SEND, Event.RECV):
             sends = kind == Event.SEND
             nbytes = int(events.sent[i] if sends else events.received[i])
-            add(Op(Kind.ISEND if sends else Kind.IRECV, peer, tag, nbytes))
-            add(Op(Kind.WAIT, ref=len(ops) - 1))
+            add(Op(OpKind.ISEND if sends else OpKind.IRECV, peer, tag, nbytes))
+            add(Op(OpKind.WAIT, ref=len(ops) - 1))
         elif kind == Event.ISEND:
             began[request] = len(ops)
-            add(Op(Kind.ISEND, peer, tag, int(events.sent[i])))
+            add(Op(OpKind.ISEND, peer, tag, int(events.sent[i])))
         elif kind == Event.IRECV_REQUEST and request in sources:
             began[request] = len(ops)
-            add(Op(Kind.IRECV, *sources[request]))
+            add(Op(OpKind.IRECV, *sources[request]))
         elif kind in (Event.ISEND_COMPLETE, Event.IRECV) and request in began:
-            add(Op(Kind.WAIT, ref=began.pop(request)))
+            add(Op(OpKind.WAIT, ref=began.pop(request)))
         elif kind == Event.COLLECTIVE:
             name = _CALL.get(int(events.region[i]))
             if name is None:
                 raise ConfigurationError("this trace has a collective that is not simulated")
             nbytes = max(int(events.sent[i]), int(events.received[i]))
-            add(Op(Kind.COLLECTIVE, nbytes=nbytes, ref=peer, label=name, dtype=FLOAT))
+            add(Op(OpKind.COLLECTIVE, nbytes=nbytes, ref=peer, label=name, dtype=FLOAT))
 
     def _collective(self, call: str, algorithm: str, sent: int) -> Op:
         """Return the call whose messages take so many bytes."""
@@ -231,7 +231,7 @@ class _Reader:
         )
         share = own.bytes_sent / (4 * many) if own else 0.0
         root = 0 if call in ("broadcast", "reduce") else -1
-        return Op(Kind.COLLECTIVE, nbytes=round(sent / share) if share else 0, ref=root, label=call, dtype=FLOAT)
+        return Op(OpKind.COLLECTIVE, nbytes=round(sent / share) if share else 0, ref=root, label=call, dtype=FLOAT)
 
     def _joined(
         self,
@@ -249,13 +249,13 @@ class _Reader:
                 if op.kind in _BEGIN:
                     before = int(np.searchsorted(ends[0], finished[number][index][0], "right")) - 1
                     if before >= 0:
-                        made.append(Op(Kind.AFTER, peer=0, ref=before))
+                        made.append(Op(OpKind.AFTER, peer=0, ref=before))
                 moved[index] = len(made)
-                made.append(op._replace(ref=moved[op.ref]) if op.kind == Kind.WAIT else op)
+                made.append(op._replace(ref=moved[op.ref]) if op.kind == OpKind.WAIT else op)
             for at, _, until in waits:
                 last = int(np.searchsorted(ends[number], until, "right")) - 1
                 if last >= 0:
-                    main[at] = Op(Kind.AFTER, peer=number, ref=moved[last])
+                    main[at] = Op(OpKind.AFTER, peer=number, ref=moved[last])
             streams[number] = made
         return Noted(streams, marks)
 

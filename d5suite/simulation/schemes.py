@@ -22,10 +22,10 @@ from d5suite.distributed.schemes import make_scheme
 from d5suite.distributed.schemes.all_reduce import AllReduce, Waiting
 from d5suite.distributed.schemes.parameter_server import ParameterServerSettings
 from d5suite.errors import ConfigurationError
-from d5suite.levels.distributed import Buffers, Replica, SchemeSettings
+from d5suite.levels.distributed import Buffers, Replica, Scheme, SchemeSettings
 from d5suite.levels.network import Native
 from d5suite.simulation.programs import Hollow, Noted, NotingCommunicator, Served, aside, move, touch
-from d5suite.simulation.step import Step
+from d5suite.simulation.step import ComputeStep
 
 SIMULATED: Mapping[str, Callable[[SchemeSettings, int], int]] = {
     "all_reduce": lambda settings, rank: 0,
@@ -56,7 +56,7 @@ def _servers(settings: SchemeSettings) -> int:
 class _Replica(Replica):
     """A replica that computes nothing: it notes what computing takes."""
 
-    def __init__(self, step: Step, communicator: NotingCommunicator, staged: bool) -> None:
+    def __init__(self, step: ComputeStep, communicator: NotingCommunicator, staged: bool) -> None:
         self.names = tuple(step.parameters)
         self._of, self._to, self._staged = step, communicator, staged
         network = step.network or SimpleNamespace(statistics=(), parameters=self.names)
@@ -123,7 +123,7 @@ class _EarlyReplica(_Replica):
 
 
 def noted(
-    settings: SchemeSettings, step: Step, rank: int, size: int, hosts: Sequence[str], *, steps: int, early: bool,
+    settings: SchemeSettings, step: ComputeStep, rank: int, size: int, hosts: Sequence[str], *, steps: int, early: bool,
     bytes_per_s: float = math.inf, staged: bool = False, plan: Plan | None = None, tell_s: float = 0.0,
 ) -> Noted:  # fmt: skip
     """Let a scheme make some steps on one rank, and return what it did.
@@ -154,33 +154,29 @@ def noted(
     """
     if settings.name not in SIMULATED:
         raise ConfigurationError(f"the scheme {settings.name} is not simulated", hint=NOT_SIMULATED)
-    with aside():
-        return _noted(settings, step, rank, size, hosts, steps, early, bytes_per_s, staged, plan, tell_s)[0]
-
-
-def _noted(
-    settings: SchemeSettings, step: Step, rank: int, size: int, hosts: Sequence[str], steps: int, early: bool,
-    bytes_per_s: float, staged: bool, plan: Plan | None, tell_s: float,
-) -> tuple[Noted, Mapping[int, np.ndarray]]:  # fmt: skip
-    """Return the program, and what the rank says by tag: headers and orders."""
-
-    def heard(other: int) -> Mapping[int, np.ndarray]:
-        with aside():
-            return _noted(settings, step, other, size, hosts, 1, early, bytes_per_s, staged, plan, tell_s)[1]
-
-    communicator = NotingCommunicator(rank, size, hosts, "native", bytes_per_s)
-    communicator.heard = functools.lru_cache(heard)
     given = {name: value for name, value in settings.to_dict().items() if name != "name"}
-    replica = (_EarlyReplica if early else _Replica)(step, communicator, staged)
-    scheme = make_scheme(settings.name, replica, communicator, **given)
-    if isinstance(scheme, AllReduce) and plan is not None:
-        scheme.agree = _Planned(scheme, communicator, plan, tell_s)  # type: ignore[method-assign]
+
+    def note(rank: int, steps: int) -> tuple[Noted, Mapping[int, np.ndarray]]:
+        """Return the program, and what the rank says by tag: headers and orders."""
+        with aside():
+            communicator = NotingCommunicator(rank, size, hosts, "native", bytes_per_s)
+            communicator.heard = functools.lru_cache(lambda other: note(other, 1)[1])
+            replica = (_EarlyReplica if early else _Replica)(step, communicator, staged)
+            scheme = make_scheme(settings.name, replica, communicator, **given)
+            if isinstance(scheme, AllReduce) and plan is not None:
+                scheme.agree = _Planned(scheme, communicator, plan, tell_s)  # type: ignore[method-assign]
+            return _run(scheme, communicator, steps), communicator.said
+
+    return note(rank, steps)[0]
+
+
+def _run(scheme: Scheme, communicator: NotingCommunicator, steps: int) -> Noted:
     if scheme.serves:
-        communicator.left = steps * (size - 1)
+        communicator.left = steps * (communicator.size - 1)
         with contextlib.suppress(Served):
             scheme.serve()
         communicator.work()
-        return Noted(communicator.streams, []), communicator.said
+        return Noted(communicator.streams, [])
     scheme.step({})
     scheme.restart()
     communicator.forget()
@@ -189,7 +185,7 @@ def _noted(
         scheme.step({})
         communicator.join()
         marks.append(len(communicator.streams[0]))
-    return Noted(communicator.streams, marks), communicator.said
+    return Noted(communicator.streams, marks)
 
 
 class _Planned:

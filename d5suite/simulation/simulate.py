@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gc
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,11 +24,11 @@ from d5suite.models.communication import Link
 from d5suite.models.roofline import level_of
 from d5suite.simulation import symmetry
 from d5suite.simulation.engine import MOST_MESSAGES, play
-from d5suite.simulation.outcome import Outcome, outcome
-from d5suite.simulation.platform import Network, Node
-from d5suite.simulation.programs import Kind, Noted, Op, Programs, expanded
+from d5suite.simulation.outcome import SimulatedStep, outcome
+from d5suite.simulation.platform import ComputeNode, Interconnect
+from d5suite.simulation.programs import Noted, Op, OpKind, Programs, expanded
 from d5suite.simulation.schemes import ALIKE, NOT_SIMULATED, SIMULATED, noted
-from d5suite.simulation.step import HELD, Step
+from d5suite.simulation.step import HELD, ComputeStep
 
 MANY_STEPS = 30_000
 """Messages up to which several steps are simulated, so that the first one's start has passed."""
@@ -51,30 +52,30 @@ class Setup:
 
     Attributes
     ----------
-    step : Step
+    step : ComputeStep
     settings : SchemeSettings
     algorithm : str
-        Of collectives; a key of `d5suite.distributed.algorithms.ALGORITHMS`.
+        Algorithm of collectives; a key of `d5suite.distributed.algorithms.ALGORITHMS`.
     ranks : int
-    network : Network
+    network : Interconnect
     early : bool
         Whether the backend hands out gradients during the backward pass.
     given : tuple of Noted, optional
         Programs by rank, of a trace, in the place of a scheme's.
-    node : Node
+    node : ComputeNode
         What ranks copy, add and compute with.
     staged : bool
         Whether gradients are copied to and from arrays that a communicator can move.
     """
 
-    step: Step
+    step: ComputeStep
     settings: SchemeSettings
     algorithm: str
     ranks: int
-    network: Network
+    network: Interconnect
     early: bool = True
     given: tuple[Noted, ...] | None = None
-    node: Node = field(default_factory=Node)
+    node: ComputeNode = field(default_factory=ComputeNode)
     staged: bool = False
 
     @property
@@ -83,26 +84,26 @@ class Setup:
         return tuple(str(rank // self.network.island) for rank in range(self.ranks))
 
 
-def node_of(step: Step, roofs: Sequence[Roof], *, threads: int, cores: int) -> Node:
-    """Return what copies and adds arrays: what holds gradients, their copies and weights.
+def node_of(step: ComputeStep, roofs: Sequence[Roof], *, threads: int, cores: int) -> ComputeNode:
+    """Return a node that copies arrays as fast as the memory level of gradients and weights.
 
     Parameters
     ----------
-    step : Step
+    step : ComputeStep
     roofs : sequence of Roof
-        Of a rank; the lowest one counts.
+        Roofs per rank; the lowest roof counts.
     threads : int
-        Of a rank.
+        Threads per rank.
     cores : int
-        Of a node; 0 if nothing waits for them.
+        Cores per node; 0 if nothing waits for a core.
     """
     arrays = HELD * step.nbytes if step.parameters else math.inf  # of a trace they are not known: memory
-    return Node(min(level_of(arrays, each).bytes_per_s for each in roofs), threads, cores)
+    return ComputeNode(min(level_of(arrays, each).bytes_per_s for each in roofs), threads, cores)
 
 
 def simulate(
     setup: Setup, factors: Sequence[float] | None = None, *, fold: bool = True, steps: int | None = None
-) -> Outcome:
+) -> SimulatedStep:
     """Simulate a step.
 
     Parameters
@@ -155,7 +156,7 @@ def check_algorithm(setup: Setup) -> None:
 
 def _direct(programs: Sequence[Noted]) -> bool:
     """Return whether programs have messages outside of collectives."""
-    return any(op.kind == Kind.ISEND for each in programs for ops in each.streams for op in ops)
+    return any(op.kind == OpKind.ISEND for each in programs for ops in each.streams for op in ops)
 
 
 def make_programs(
@@ -164,7 +165,7 @@ def make_programs(
     """Return the programs of the ranks that must be simulated; see `simulate`."""
     size, hosts = setup.ranks, setup.hosts
     first = _noted(setup, 0, 1)
-    calls = frozenset(op.label for ops in first.streams for op in ops if op.kind == Kind.COLLECTIVE)
+    calls = frozenset(op.label for ops in first.streams for op in ops if op.kind == OpKind.COLLECTIVE)
     found = None
     if (
         fold
@@ -193,32 +194,28 @@ def make_programs(
         steps = 1 if len(leaders) == 1 or (per_step * STEPS > MANY_STEPS and not serves) else STEPS
     numbers = {kind: number for number, kind in enumerate(leaders)}
     roles: dict[int, Noted] = {}
-    streams, marks = [], []
-    for rank in leaders.values():
+
+    def program(rank: int) -> Noted:
         role = _role(setup, rank)
         if role not in roles:
-            roles[role] = _noted(setup, role, steps)
-            if len(leaders) > MANY_RANKS:
-                roles[role] = _shortened(roles[role])
+            own = _noted(setup, role, steps)
+            roles[role] = _shortened(own) if len(leaders) > MANY_RANKS else own
         own = roles[role] if factors is None else _slowed(roles[role], factors[rank])
         made = expanded(own, rank, size, hosts, setup.algorithm, parts, bytes_per_s=setup.node.bytes_per_s)
-        streams.append(symmetry.folded(made.streams, members, numbers) if found else made.streams)
-        marks.append(made.marks)
+        return Noted(symmetry.folded(made.streams, members, numbers), made.marks) if found else made
+
+    made = [program(rank) for rank in leaders.values()]
+    streams = [each.streams for each in made]
     if found:
         last = {kind: rank for rank, kind in enumerate(members)}
         for kind in list(leaders)[:COMPARED]:
-            own = _noted(setup, _role(setup, last[kind]), steps)
-            if len(leaders) > MANY_RANKS:
-                own = _shortened(own)
-            rate = setup.node.bytes_per_s
-            made = expanded(own, last[kind], size, hosts, setup.algorithm, parts, bytes_per_s=rate)
-            if symmetry.folded(made.streams, members, numbers) != streams[numbers[kind]]:
+            if program(last[kind]).streams != streams[numbers[kind]]:
                 raise D5Error(
                     f"ranks {leaders[kind]} and {last[kind]} are not alike",
                     hint="A fault of d5suite; please report it.",
                 )
         symmetry.check(streams)
-    counts = symmetry.sizes(members)
+    counts, marks = Counter(members), [each.marks for each in made]
     return Programs(streams, [counts[kind] for kind in leaders], [numbers[each] for each in members], parts > 1, marks)
 
 
@@ -274,28 +271,28 @@ def _messages(setup: Setup, first: Noted, parts: int, leaders: Sequence[int]) ->
     for rank in chosen:
         own = first if setup.given is None and _role(setup, rank) == 0 else _noted(setup, _role(setup, rank), 1)
         made = expanded(own, rank, setup.ranks, setup.hosts, setup.algorithm, parts)
-        sent.append(sum(op.kind == Kind.ISEND for ops in made.streams for op in ops))
+        sent.append(sum(op.kind == OpKind.ISEND for ops in made.streams for op in ops))
     return math.ceil(len(leaders) * sum(sent[1:] or sent) / len(sent[1:] or sent))
 
 
 def _shortened(program: Noted) -> Noted:
     """Make one task of several in a row, after none of which anything waits."""
-    awaited = {op.ref for ops in program.streams for op in ops if op.kind == Kind.AFTER and op.peer == 0}
+    awaited = {op.ref for ops in program.streams for op in ops if op.kind == OpKind.AFTER and op.peer == 0}
     ends = {mark - 1 for mark in program.marks}
     made: list[Op] = []
     places: list[int] = []
     for index, op in enumerate(program.streams[0]):
         before = index - 1
         if (
-            made and op.kind == Kind.COMPUTE == made[-1].kind
+            made and op.kind == OpKind.COMPUTE == made[-1].kind
             and before not in awaited and before not in ends
         ):  # fmt: skip
             made[-1] = made[-1]._replace(seconds=made[-1].seconds + op.seconds, label="computing")
         else:
-            made.append(op._replace(ref=places[op.ref]) if op.kind == Kind.WAIT else op)
+            made.append(op._replace(ref=places[op.ref]) if op.kind == OpKind.WAIT else op)
         places.append(len(made) - 1)
     others = [
-        [op._replace(ref=places[op.ref]) if op.kind == Kind.AFTER and op.peer == 0 else op for op in ops]
+        [op._replace(ref=places[op.ref]) if op.kind == OpKind.AFTER and op.peer == 0 else op for op in ops]
         for ops in program.streams[1:]
     ]
     return Noted([made, *others], [places[mark - 1] + 1 for mark in program.marks])
@@ -303,7 +300,7 @@ def _shortened(program: Noted) -> Noted:
 
 def _slowed(program: Noted, factor: float) -> Noted:
     streams = [
-        [op._replace(seconds=op.seconds * factor) if op.kind == Kind.COMPUTE else op for op in ops]
+        [op._replace(seconds=op.seconds * factor) if op.kind == OpKind.COMPUTE else op for op in ops]
         for ops in program.streams
     ]
     return Noted(streams, program.marks)

@@ -5,6 +5,7 @@ Imports `d5suite.network`, `d5suite.models` and `d5suite.errors`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ what it holds."""
 
 
 @dataclass(frozen=True)
-class Task:
+class ComputeTask:
     """A piece of computing.
 
     Attributes
@@ -55,13 +56,13 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Step:
+class ComputeStep:
     """The computing of a step on one rank.
 
     Attributes
     ----------
     title : str
-    forward, backward : tuple of Task
+    forward, backward : tuple of ComputeTask
         In the order in which they run.
     update_s : float
         Seconds of the optimizer and of what belongs to no node.
@@ -70,12 +71,12 @@ class Step:
     source : str
         Where the seconds come from.
     network : Network, optional
-        Of which orders of transfers are made.
+        Network for which orders of transfers are made.
     """
 
     title: str
-    forward: tuple[Task, ...]
-    backward: tuple[Task, ...]
+    forward: tuple[ComputeTask, ...]
+    backward: tuple[ComputeTask, ...]
     update_s: float
     parameters: Mapping[str, tuple[int, ...]]
     source: str
@@ -89,18 +90,12 @@ class Step:
     @property
     def nbytes(self) -> int:
         """Bytes of all gradients."""
-        total = 0
-        for shape in self.parameters.values():
-            size = ITEMSIZE
-            for each in shape:
-                size *= each
-            total += size
-        return total
+        return ITEMSIZE * sum(map(math.prod, self.parameters.values()))
 
-    def scaled(self, factor: float, kind: str | None = None) -> Step:
-        """Return it with all computing, or that of one kind of operator, taking so many times."""
+    def scaled(self, factor: float, kind: str | None = None) -> ComputeStep:
+        """Return the step with all computing, or one kind of operator, scaled by a factor."""
 
-        def of(tasks: Sequence[Task]) -> tuple[Task, ...]:
+        def of(tasks: Sequence[ComputeTask]) -> tuple[ComputeTask, ...]:
             return tuple(
                 replace(each, seconds=each.seconds * factor) if kind in (None, each.kind) else each for each in tasks
             )
@@ -108,7 +103,7 @@ class Step:
         update = self.update_s * factor if kind is None else self.update_s
         return replace(self, forward=of(self.forward), backward=of(self.backward), update_s=update)
 
-    def beside(self, alone: Roof, part: Roof) -> Step:
+    def beside(self, alone: Roof, part: Roof) -> ComputeStep:
         """Return a measured step as it runs while other ranks of the same machine compute, too.
 
         Each task takes longer by as much as its time at the roof does. What keeps it below the
@@ -126,17 +121,13 @@ class Step:
         def longer(flops: float, moved: float, held: float) -> float:
             return max(0.0, at(part, flops, moved, held) - at(alone, flops, moved, held))
 
-        def of(tasks: Sequence[Task]) -> tuple[Task, ...]:
+        def of(tasks: Sequence[ComputeTask]) -> tuple[ComputeTask, ...]:
             return tuple(
                 replace(each, seconds=each.seconds + longer(each.flops, each.bytes, each.bytes)) for each in tasks
             )
 
         update_s = self.update_s + longer(0.0, UPDATED * self.nbytes, HELD * self.nbytes)
         return replace(self, forward=of(self.forward), backward=of(self.backward), update_s=update_s)
-
-    def named(self, title: str, source: str) -> Step:
-        """Return it with another title and source."""
-        return replace(self, title=title, source=source)
 
     @property
     def kinds(self) -> list[str]:
@@ -162,7 +153,7 @@ def _shapes(network: Network) -> dict[str, tuple[int, ...]]:
     return {name: tuple(network.initializers[name].shape) for name in network.parameters}
 
 
-def from_network(network: Network, roof: Roof, *, batch: int, share: float, source: str) -> Step:
+def from_network(network: Network, roof: Roof, *, batch: int, share: float, source: str) -> ComputeStep:
     """Return the step of a network by the roofline: counted work at a share of the ceilings.
 
     A node takes max(FLOP / peak, bytes / bandwidth) / share. The update moves weights, gradients
@@ -176,9 +167,9 @@ def from_network(network: Network, roof: Roof, *, batch: int, share: float, sour
     batch : int
         Images of a rank.
     share : float
-        Of the roof that a node reaches, above 0 and at most 1.
+        Share of the roof that a node reaches, above 0 and at most 1.
     source : str
-        Of the ceilings.
+        Where the ceilings come from.
     """
     from d5suite.network.layers import layer_facts
 
@@ -188,31 +179,31 @@ def from_network(network: Network, roof: Roof, *, batch: int, share: float, sour
     def seconds(flops: float, moved: float) -> float:
         return max(flops / roof.flops_per_s, moved / memory) / share
 
-    def task(name: str, direction: str, each: LayerFacts) -> Task:
+    def task(name: str, direction: str, each: LayerFacts) -> ComputeTask:
         flops, moved = _counted(vars(each), direction)
         owned = owners[name] if direction == "backward" else ()
-        return Task(f"{name} {direction}", each.op_type, seconds(flops, moved), owned, flops, moved)
+        return ComputeTask(f"{name} {direction}", each.op_type, seconds(flops, moved), owned, flops, moved)
 
     facts, owners = layer_facts(network, batch_size=batch), _owners(network)
     forward = tuple(task(name, "forward", each) for name, each in facts.items())
     backward = tuple(task(name, "backward", each) for name, each in reversed(facts.items()))
     shapes = _shapes(network)
-    step = Step(f"{network.name}, batch {batch} a rank", forward, backward, 0.0, shapes, source, network)
+    step = ComputeStep(f"{network.name}, batch {batch} a rank", forward, backward, 0.0, shapes, source, network)
     return replace(step, update_s=UPDATED * step.nbytes / memory / share)
 
 
-def from_record(record: Mapping[str, Any], network: Network, roof: Roof, *, title: str, source: str) -> Step:
+def from_record(record: Mapping[str, Any], network: Network, roof: Roof, *, title: str, source: str) -> ComputeStep:
     """Return the step of a result: of its layers pass, or else its median, divided by counted work.
 
     Parameters
     ----------
     record : mapping
-        Of one rank.
+        Record of one rank.
     network : Network
     roof : Roof
     title : str
     source : str
-        Of the ceilings.
+        Where the ceilings come from.
 
     Raises
     ------
@@ -223,7 +214,8 @@ def from_record(record: Mapping[str, Any], network: Network, roof: Roof, *, titl
     if "times" in part:
         return from_layers(part, network, title=title)
     step = from_network(network, roof, batch=record["batch_size"], share=1.0, source=source)
-    return step.scaled(record["median_s"] / step.seconds).named(title, "the measured median, divided by counted work")
+    measured = step.scaled(record["median_s"] / step.seconds)
+    return replace(measured, title=title, source="the measured median, divided by counted work")
 
 
 def _counted(facts: Mapping[str, Any], direction: str) -> tuple[float, float]:
@@ -235,7 +227,7 @@ def _counted(facts: Mapping[str, Any], direction: str) -> tuple[float, float]:
     return float(backward[0] or 0), float(backward[1] or 0)
 
 
-def from_layers(part: Mapping[str, Any], network: Network, *, title: str) -> Step:
+def from_layers(part: Mapping[str, Any], network: Network, *, title: str) -> ComputeStep:
     """Return the step that a layers pass has measured; its times are those of a plain step.
 
     The profiler's slowdown is divided out. Nodes that ran as one are one task; what belongs to no
@@ -250,7 +242,7 @@ def from_layers(part: Mapping[str, Any], network: Network, *, title: str) -> Ste
     if unknown := sorted(name for name in owners if owners[name] and name not in graph):
         raise ConfigurationError(f"the result's network has no node {unknown[0]!r}", where=title)
     slow = part["slowdown"]
-    tasks: dict[str, list[Task]] = {"forward": [], "backward": []}
+    tasks: dict[str, list[ComputeTask]] = {"forward": [], "backward": []}
     order = {name: place for place, name in enumerate(graph)}
     given: set[str] = set()
     groups = node_groups(part["times"])
@@ -264,17 +256,10 @@ def from_layers(part: Mapping[str, Any], network: Network, *, title: str) -> Ste
             facts = [graph.get(name) or {} for name in each.nodes]
             kind = max(facts, key=lambda known: known.get("flops") or 0).get("op_type", "?")
             flops, moved = (sum(of) for of in zip(*(_counted(known, direction) for known in facts), strict=True))
-            found.append(Task(label, kind, each.seconds / slow, tuple(parameters), flops, moved))
+            found.append(ComputeTask(label, kind, each.seconds / slow, tuple(parameters), flops, moved))
     rest = tuple(name for name in network.parameters if name not in given)
     if rest:  # nodes without a time, such as views: their gradients come last
-        tasks["backward"].append(Task("others backward", "?", 0.0, rest))
+        tasks["backward"].append(ComputeTask("others backward", "?", 0.0, rest))
     left = max(0.0, part["plain_step_s"] - sum(each.seconds for own in tasks.values() for each in own))
-    return Step(
-        title,
-        tuple(tasks["forward"]),
-        tuple(tasks["backward"]),
-        left,
-        _shapes(network),
-        "measured by the layers pass",
-        network,
-    )
+    forward, backward = map(tuple, tasks.values())
+    return ComputeStep(title, forward, backward, left, _shapes(network), "measured by the layers pass", network)

@@ -16,7 +16,6 @@ Imports NumPy, `d5suite.distributed`, `d5suite.errors` and `programs`.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -24,7 +23,7 @@ import numpy as np
 from d5suite.distributed.algorithms import ALGORITHMS
 from d5suite.distributed.algorithms.hierarchical import groups
 from d5suite.errors import D5Error
-from d5suite.simulation.programs import Kind, Op, Streams
+from d5suite.simulation.programs import Op, OpKind, Streams
 
 Members = list[int]
 """By rank: a number that is equal for ranks that are alike."""
@@ -108,7 +107,7 @@ def alike(algorithm: str, calls: frozenset[str], size: int, hosts: Sequence[str]
 
 def folded(streams: Streams, members: Sequence[int], numbers: Mapping[int, int]) -> Streams:
     """Return a rank's program with kinds as its peers."""
-    messages = (int(Kind.ISEND), int(Kind.IRECV))  # an enumeration's members compare slowly
+    messages = (int(OpKind.ISEND), int(OpKind.IRECV))  # an enumeration's members compare slowly
     return [[Op(op[0], numbers[members[op[1]]], *op[2:]) if op[0] in messages else op for op in ops] for ops in streams]
 
 
@@ -118,9 +117,9 @@ def check(programs: Sequence[Streams]) -> None:
     taken: dict[tuple[int, int, int], list[int]] = {}
     for rank, streams in enumerate(programs):
         for op in (op for ops in streams for op in ops):
-            if op.kind == Kind.ISEND:
+            if op.kind == OpKind.ISEND:
                 sent.setdefault((rank, op.peer, op.tag), []).append(op.nbytes)
-            elif op.kind == Kind.IRECV:
+            elif op.kind == OpKind.IRECV:
                 taken.setdefault((op.peer, rank, op.tag), []).append(op.nbytes)
     if sent != taken:
         key = next(key for key in {**sent, **taken} if sent.get(key) != taken.get(key))
@@ -128,13 +127,3 @@ def check(programs: Sequence[Streams]) -> None:
             f"messages of rank {key[0]} to rank {key[1]} do not meet their receives",
             hint="A fault of d5suite: an algorithm or scheme does not do what the simulation noted.",
         )
-
-
-def sizes(members: Sequence[int]) -> Counter[int]:
-    """Return how many ranks are of each kind."""
-    return Counter(members)
-
-
-def computing(ops: Sequence[Op]) -> float:
-    """Return the seconds that a stream computes."""
-    return sum(op.seconds for op in ops if op.kind == Kind.COMPUTE)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from d5suite.distributed.schemes import settings_from_dict
 from d5suite.errors import ConfigurationError
-from d5suite.simulation.programs import Kind, Noted, Op
+from d5suite.simulation.programs import Noted, Op, OpKind
 
 if TYPE_CHECKING:
     from d5suite.levels.distributed import SchemeSettings
@@ -101,7 +101,7 @@ def apply(setup: Setup, name: str, value: str) -> Setup:
         return replace(setup, ranks=int(ranks))
     if name == "algorithm":
         if setup.given is not None and not any(
-            op.kind == Kind.COLLECTIVE for each in setup.given for ops in each.streams for op in ops
+            op.kind == OpKind.COLLECTIVE for each in setup.given for ops in each.streams for op in ops
         ):
             raise ConfigurationError("this trace has no collectives, so no algorithm can take their place", where=where)
         return replace(setup, algorithm=value)
@@ -134,10 +134,10 @@ def in_order(setup: Setup, order: str, where: str) -> SchemeSettings:
 
 
 def _computing(setup: Setup, times: float, kind: str | None) -> Setup:
-    """Scale all computing, or that of an operator; of a trace, that in a region."""
+    """Scale all computing, or that of one operator; in a trace, the computing in one region."""
     programs = setup.given
     known = setup.step.kinds if programs is None else sorted(
-        {op.label for each in programs for ops in each.streams for op in ops if op.kind == Kind.COMPUTE} - {""}
+        {op.label for each in programs for ops in each.streams for op in ops if op.kind == OpKind.COMPUTE} - {""}
     )  # fmt: skip
     if kind is not None and kind not in known:
         raise ConfigurationError(

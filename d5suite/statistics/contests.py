@@ -1,4 +1,4 @@
-"""Who is fastest of several that compete, by how much, and who cannot be told from whom.
+"""Which competitor is fastest, by how much, and which competitors cannot be told apart.
 
 Imports its neighbours.
 """
@@ -22,11 +22,11 @@ class Competitor(NamedTuple):
     samples : sequence of float
         Seconds per item, so that results of different sizes compare.
     rounds : sequence of sequences of float
-        By launch, the median time of each round; empty if it took no turns.
+        Median time of each round, by launch; empty if the competitor took no turns.
     veto : str
-        Why nothing follows from its times; empty if something does.
+        Why its times decide nothing; empty if they may.
     turns : tuple of str
-        By launch, the group that it took turns in; empty if it took no turns.
+        Group in which the competitor took turns, by launch; empty if it took no turns.
     """
 
     samples: Sequence[float]
@@ -36,7 +36,7 @@ class Competitor(NamedTuple):
 
 
 class Ranking:
-    """Competitors in order.
+    """A ranking of competitors by speed.
 
     Two that took turns with each other are compared by their rounds; any others by their medians.
 
@@ -45,8 +45,8 @@ class Ranking:
     competitors : sequence of Competitor
         At least one.
     between_runs : float
-        Standard deviation of a median's logarithm from process to process. It counts for those
-        that took no turns with each other: each ran in a process of its own.
+        Standard deviation of a median's logarithm from process to process. Used for competitors
+        that took no turns with each other: each ran in its own process.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Ranking:
         self._ratios: dict[tuple[int, int], Ratio] = {}
         self._summaries: dict[int, Summary] = {}
         groups = [each.turns for each in competitors if each.turns]
-        if len(set(groups)) < len(groups):  # ratios of rounds do not multiply: the fastest is who is beaten least
+        if len(set(groups)) < len(groups):  # ratios of rounds do not multiply: the fastest is the least beaten one
             fastest = max(places, key=lambda one: min(self.ratio(one, other).value for other in places))
             self.order = sorted(places, key=lambda one: (one != fastest, self.ratio(fastest, one).value))
         else:
@@ -85,14 +85,14 @@ class Ranking:
         return self._summaries[place]
 
     def is_tie(self, a: int, b: int) -> bool:
-        """Return whether either competitor may be the faster one, or a veto forbids to say."""
+        """Return whether it is open which of the two is faster, or a veto forbids an answer."""
         return bool(self._vetoes[a] or self._vetoes[b]) or self.ratio(a, b).includes_one
 
 
 UNDECIDED_SHARE = 0.1
-"""Share of a run's CPU time that something else may take before its times decide nothing. Rounds in
-turn share a disturbance only in part: beside a program that used 1.6 of 2 CPUs, a lead of 54.8
-(28.7 to 171) was measured where the other backend leads by 1.7."""
+"""Share of a run's CPU time that something else may take before its times decide nothing. Taking
+turns cancels a disturbance only in part: beside a program that used 1.6 of 2 CPUs, a lead of 54.8
+(28.7 to 171) was measured, although the other backend leads by 1.7."""
 
 
 def veto_of(machine: Mapping[str, Any]) -> str:

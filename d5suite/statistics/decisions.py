@@ -31,7 +31,7 @@ FEWEST_RUNS = 3
 """Fewest runs of a level needed to judge a new run."""
 
 MEMORY_BYTES = 16 << 20
-"""Bytes by which peak memory must change to count: allocators ask for as much at once."""
+"""Bytes by which peak memory must change to count: allocators request chunks of this size."""
 
 FIRST_CALL_S = 1.0
 """Seconds by which a first call must grow to count: shorter ones depend on the disk's cache."""
@@ -42,7 +42,7 @@ ERROR = 0.1
 
 @dataclass(frozen=True)
 class Threshold:
-    """Threshold of a change of one benchmark.
+    """Thresholds beyond which a change of one benchmark counts.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Threshold:
 
 
 class Decision(NamedTuple):
-    """What the evidence says.
+    """Outcome of a comparison, and the evidence for it.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Decision(NamedTuple):
     reasons : tuple of str
         Why, for people.
     p_value : float or None
-        Of the rank test of two runs, corrected for the number of benchmarks.
+        From the rank test of two runs, corrected for the number of benchmarks.
     finds : float
         Smallest ratio that would have been called slower, given the same noise; infinite if none
         would have been.
@@ -95,11 +95,11 @@ class Decision(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Whether it is slower or faster."""
+        """Whether the outcome is slower or faster."""
         return self.outcome in ("slower", "faster")
 
     def barred(self, reasons: Sequence[str]) -> Decision:
-        """Return this decision; if there are reasons to decide nothing, an uncertain one."""
+        """Return this decision, or an uncertain one if there are reasons to decide nothing."""
         if not reasons:
             return self
         return self._replace(outcome="uncertain", reasons=tuple(reasons), finds=math.inf)
@@ -124,7 +124,7 @@ def decide(
     Parameters
     ----------
     ratio : Ratio
-        It is the same if the interval lies within ``effect`` of 1.
+        The outcome is "same" if its interval lies within ``effect`` of 1.
     effect : float
         Relative change that counts.
     least : float, optional
@@ -135,7 +135,7 @@ def decide(
     vetoes : sequence of str
         Reasons not to trust a change, such as a disturbed machine: they make it uncertain.
     bars : sequence of str
-        Reasons to decide nothing at all, not even that it is the same.
+        Reasons to decide nothing at all, not even "same".
     measure : str
         What the ratio compares, in words.
     """
@@ -196,7 +196,7 @@ def decide_pairs(differences: Sequence[float], *, effect: float, alpha: float) -
         Relative change to find: less than half of it does not count, and changes within it are
         "same".
     alpha : float
-        Probability of any wrong "slower" or "faster" over all times that one looks.
+        Probability of any wrong "slower" or "faster", over all calls with ever more pairs.
     """
     ratio = Ratio.from_logs(
         statistics.median(differences), *median_bounds(differences, alpha), 1 - alpha, "pairs", len(differences)
@@ -210,7 +210,7 @@ def half(effect: float) -> float:
 
 
 def of_pairs(decision: Decision) -> Decision:
-    """Add how many pairs a decision rests on to its reasons."""
+    """Add the number of pairs to the reasons of a decision."""
     assert decision.ratio is not None
     pairs = decision.ratio.n
     if decision.changed:
@@ -280,7 +280,7 @@ def decide_exact(base: float, new: float, *, effect: float, least: float, measur
 
 
 def current_level(figures: Sequence[float], threshold: Threshold, tests: int = 1) -> tuple[int, Level]:
-    """Return with which run the latest level of a benchmark began, and that level.
+    """Return the index of the run with which a benchmark's latest level began, and that level.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ def current_level(figures: Sequence[float], threshold: Threshold, tests: int = 1
         One figure of each run, in order of time.
     threshold : Threshold
     tests : int
-        Benchmarks that are judged together.
+        Number of benchmarks that are judged together.
     """
     changes = level_changes(figures, effect=threshold.effect, alpha=ALPHA / tests)
     since = changes[-1].place if changes else 0
@@ -302,8 +302,8 @@ def decide_history(
     """Decide on one more run of a benchmark.
 
     The run is compared with the runs since the level last changed. A run that stands out is
-    uncertain until enough runs in a row agree. A change of level that this run makes visible, and
-    that began with an earlier run, counts, too: so a slow drift is found.
+    uncertain until enough runs in a row agree. A change of level that began with an earlier run,
+    but that only this run makes visible, counts, too: so a slow drift is found.
 
     Parameters
     ----------
@@ -312,10 +312,10 @@ def decide_history(
     new : float
         The figure of this run.
     labels : sequence of str
-        By earlier run: its date, which begins with ten characters for the day, and its name.
+        Date and name of each earlier run; the first ten characters are the day.
     threshold : Threshold
     tests : int
-        Benchmarks that are judged together.
+        Number of benchmarks that are judged together.
     vetoes, bars : sequence of str
         See `decide`.
     memory : bool
@@ -352,10 +352,10 @@ def decide_history(
 
 
 def _agreed(figures: Sequence[float], effect: float, tests: int) -> tuple[str, int, float] | None:
-    """Return what the latest runs of a level agree on: an outcome, their number, their ratio.
+    """Return the outcome on which the latest runs agree, their number and ratio; None without one.
 
-    All of them lie above, or below, all earlier ones. Of n runs of one level, the latest k are the
-    largest with a probability of 1 / C(n, k), whatever the noise.
+    They agree if all of them lie above, or all below, the earlier runs. Of n runs of one level, the
+    latest k are the largest with a probability of 1 / C(n, k), whatever the noise.
     """
     for runs in range(1, len(figures) // 2 + 1):
         before, latest = figures[:-runs], figures[-runs:]
@@ -384,7 +384,8 @@ class Costs(NamedTuple):
     Attributes
     ----------
     memory_bytes, first_call_s, error : float or None
-        Peak memory, the first call, and the largest error as a fraction of its tolerance.
+        Peak memory, the first call, and the largest error as a fraction of its tolerance; None if
+        unknown.
     """
 
     memory_bytes: float | None = None

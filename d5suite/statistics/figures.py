@@ -1,7 +1,7 @@
 """Figures that a measurement or a pass asks to be judged, such as a 99th percentile.
 
-Each run has one value of a figure, so nothing is known of its noise: it must become worse by a
-factor. Imports the standard library.
+Each run has one value of a figure, so its noise is unknown: only a worsening by a factor counts.
+Imports the standard library.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Figure(NamedTuple):
 
 
 def worsening(base: Figure, new: Figure) -> float:
-    """Return how many times worse a figure became; 1 if it differs by less than counts.
+    """Return how many times worse a figure became; 1 if the difference is too small to count.
 
-    From 0, or to 0 where higher is better, it is infinite.
+    Infinite if a figure rises from 0, or falls to 0 where higher is better.
     """
     if abs(new.value - base.value) <= new.least:
         return 1.0

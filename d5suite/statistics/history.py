@@ -1,11 +1,11 @@
 """Levels of a benchmark over many runs: where they changed, how runs vary, where the next one lies.
 
 Candidates come from PELT (Killick, Fearnhead and Eckley, JASA 107, 2012) with the cost of ranks
-(Lung-Yut-Fong, Lévy-Leduc and Cappé, 2011), by the library ruptures: runs need no distribution, and
-an outlier weighs as much as any other run. As in MongoDB's and Apache Otava's pipelines (Daly et
-al., "The use of change point detection to identify software performance regressions in a continuous
-integration system", ICPE 2020), a candidate must then pass a test of the runs before and after it,
-and be large enough. A slow drift becomes steps.
+(Lung-Yut-Fong, Lévy-Leduc and Cappé, 2011), by the library ruptures: it assumes no distribution,
+and an outlier weighs as much as any other run. As in MongoDB's and Apache Otava's pipelines (Daly
+et al., "The use of change point detection to identify software performance regressions in a
+continuous integration system", ICPE 2020), a candidate must then pass a test of the runs before and
+after it, and be large enough. A slow drift becomes steps.
 
 Imports NumPy, its neighbours and, lazily, ruptures and SciPy.
 """
@@ -26,7 +26,7 @@ PENALTY = 3.0
 """Least gain of a change, in units of the logarithm of the number of runs."""
 
 FEWEST = 4
-"""Runs between two changes; Mann and Whitney's test needs four beside many."""
+"""Fewest runs between two changes: the Mann-Whitney test needs four, even against many."""
 
 P_VALUE = 1e-3
 """Largest p-value of the rank test between the runs before and after a change."""
@@ -36,7 +36,7 @@ RESOLUTION = 0.002
 """Least run-to-run standard deviation of a figure: a few equal runs do not make it 0."""
 
 OUTLIER = 7.5
-"""Median deviations beyond which a run is an outlier; 5 standard deviations of normal ones."""
+"""Median absolute deviations beyond which a run is an outlier: 5 normal standard deviations."""
 
 
 class LevelChange(NamedTuple):
@@ -80,7 +80,7 @@ def level_changes(values: Sequence[float], *, effect: float, alpha: float = P_VA
     effect : float
         Least relative change of a median.
     alpha : float
-        Largest p-value of a change, where it is below `P_VALUE`.
+        Largest p-value of a change; `P_VALUE` if that is smaller.
     """
     bounds = [0, *change_points(values, effect=effect, p_value=min(P_VALUE, alpha)), len(values)]
     medians = [statistics.median(values[start:end]) for start, end in pairwise(bounds) if end]
@@ -88,10 +88,10 @@ def level_changes(values: Sequence[float], *, effect: float, alpha: float = P_VA
 
 
 def level_of(values: Sequence[float]) -> Level:
-    """Return the level of runs of one level.
+    """Return the median and the spread of runs of one level.
 
-    Outliers change neither figure: the middle is the median, and runs beyond `OUTLIER` times the
-    median deviation from it are left out of the standard deviation.
+    Outliers hardly change either: runs farther from the median than `OUTLIER` times the median
+    absolute deviation are left out of the standard deviation.
     """
     logs = [math.log(value) for value in values]
     middle = statistics.median(logs)

@@ -50,7 +50,7 @@ class Trend(NamedTuple):
         Theil-Sen slope times the length of the series, over the median: -0.1 is a linear fall by
         10% from first to last sample.
     p_value : float
-        Of the Mann-Kendall test against a monotone trend; at least 2 / n! for n samples.
+        From the Mann-Kendall test against a monotone trend; at least 2 / n! for n samples.
     """
 
     relative_change: float
@@ -99,7 +99,7 @@ def interval_ranks(n: int, confidence: float = 0.95) -> IntervalRanks:
 
 
 def _heads(n: int) -> np.ndarray:
-    """Return the probabilities of at most 0, 1, ... heads of n coins, up to half of them.
+    """Return the probabilities of at most 0, 1, ..., (n - 1) // 2 heads in n tosses of a coin.
 
     Like SciPy's ``bdtr``, but faster, and without an import that takes a third of a second in each
     worker.
@@ -137,11 +137,12 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
 def interpolated_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """Return the interval of the median between order statistics, at the confidence wanted.
 
-    `median_interval` of 8 samples is their range, with 99.2%, because that without the outermost
-    ones has 93%; so one odd sample can widen it without limit. Ends between both have 95%
-    (Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics",
-    Statistics & Probability Letters 4, 1986). The coverage is nearly the same for all symmetric
-    distributions, such as that of the logarithm of the ratio of two similar series.
+    `median_interval` of 8 samples is their range, which covers 99.2%, because the interval without
+    the outermost samples covers only 93%; so one odd sample can widen it without limit. Ends
+    interpolated between the two cover 95% (Hettmansperger and Sheather, "Confidence intervals based
+    on interpolated order statistics", Statistics & Probability Letters 4, 1986). The coverage is
+    nearly the same for all symmetric distributions, such as that of the logarithm of the ratio of
+    two similar series.
 
     Parameters
     ----------
@@ -233,10 +234,11 @@ def drift(samples: Sequence[float]) -> Trend:
 
 
 def _trend_p_value(values: np.ndarray, rising: int) -> float:
-    """Return the two-sided p-value of more rising than falling pairs, as SciPy's `kendalltau`.
+    """Return a trend's two-sided p-value from rising less falling pairs, as SciPy's `kendalltau`.
 
-    Exact up to `EXACT_SAMPLES` without equal ones, by Kendall's recurrence over the orders with a
-    number of falling pairs; else by the normal distribution, with its correction for equal values.
+    Exact for up to `EXACT_SAMPLES` distinct values, by Kendall's recurrence for the number of
+    orders with so many falling pairs; else by the normal approximation, with its correction for
+    ties.
     `scipy.stats` is not imported for it: that takes more than a second, in each worker.
     """
     n = len(values)

@@ -1,8 +1,8 @@
-"""Confirmation of a change by new processes, at an error rate valid for any of their effects.
+"""Confirmation of a change by new processes, at an error rate that holds however much they differ.
 
 Two processes of one program differ by their memory layout and the placement of their threads, which
-no number of samples averages out. If nothing has changed, it is a fair coin which side of a launch
-is slower. Each launch bets a fraction of the stake on the side that was slower before. The stake
+no number of samples averages out. If nothing has changed, both sides of a launch are equally likely
+to be slower. Each launch bets a fraction of the stake on the side that was slower before. The stake
 exceeds 1 / alpha with a probability of at most alpha, however often one looks (Ville's inequality;
 Shafer, "Testing by betting", JRSS A 184, 2021).
 
@@ -24,7 +24,7 @@ BET = 0.8
 """Fraction of the stake that is bet: nearly as quick as betting all, and survives one loss."""
 
 LOSSES = 1
-"""Launches that may contradict the others."""
+"""Number of launches that may contradict the others."""
 
 
 def launches_needed(alpha: float, losses: int = 0) -> int:
@@ -45,7 +45,7 @@ class Launches:
     Parameters
     ----------
     first : Decision
-        Of the pairs of the first launch.
+        Decision on the pairs of the first launch.
     effect : float
         Relative change to find: less than half of it does not count.
     """
@@ -76,9 +76,9 @@ class Launches:
         self.open = not self._confirmed and lost <= LOSSES
 
     def _confirmable(self, middle: float, values: Sequence[float]) -> float:
-        """Return the smallest slowdown that launches which differ as these do would confirm.
+        """Return the smallest slowdown that launches with the spread of these would confirm.
 
-        All but `LOSSES` of them must be on one side of 1.
+        All but `LOSSES` launches must be on one side of 1.
         """
         ordered = sorted(values if self._first.outcome == "slower" else [1 / each for each in values])
         lowest = ordered[min(LOSSES, len(ordered) - 1)]

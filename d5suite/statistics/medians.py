@@ -47,8 +47,9 @@ def summarize(samples: Sequence[float]) -> Summary:
     """Summarize positive samples, shape (n,), n >= 1.
 
     The standard error is McKean and Schrader's ("A comparison of methods for studentizing the
-    sample median", Communications in Statistics B 13, 1984): the distance of two order statistics
-    over its normal quantile. It holds for few samples and heavy tails. One sample has none.
+    sample median", Communications in Statistics B 13, 1984): the distance between two order
+    statistics over that between the matching normal quantiles. It holds for few samples and heavy
+    tails. For one sample it is infinite.
     """
     logs = np.sort(np.log(np.asarray(samples, np.float64)))
     n = len(logs)
@@ -99,7 +100,7 @@ def rank_test(base: Summary, new: Summary) -> float | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number: Holm, Scandinavian Journal of Statistics 6 (1979)."""
+    """Correct p-values for multiple tests: Holm, Scandinavian Journal of Statistics 6 (1979)."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(np.argsort(p_values)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))

@@ -10,8 +10,8 @@ import numpy as np
 from d5suite.errors import ConfigurationError
 
 SOFT = 0.1
-"""Relative error above which an error counts less than its square: the transport changes its
-protocol at that size, or a sample was disturbed."""
+"""Relative error above which an error counts less than its square: the transport may change its
+protocol at some size, or a sample may be disturbed."""
 
 
 class LatencyModel(NamedTuple):
@@ -32,19 +32,19 @@ class LatencyModel(NamedTuple):
     residual: float
 
     def seconds(self, size: float) -> float:
-        """Return the model's time of a size in bytes."""
+        """Return the model's time for a message of ``size`` bytes."""
         return self.alpha_s + self.beta_s_per_byte * size
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the line as JSON-able values."""
+        """Return the model as JSON-able values."""
         return self._asdict()
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> LatencyModel:
     """Fit latency and time per byte, by least squares of the relative errors.
 
-    Relative, because times span six orders of magnitude and the largest would decide alone. Errors
-    beyond `SOFT` count with the soft L1 norm.
+    Errors are relative because times span six orders of magnitude, and the largest would decide
+    alone. Errors beyond `SOFT` count with the soft L1 norm.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def line_intervals(
     times : mapping of float to sequence of float
         Seconds by bytes.
     draws : int
-        Fits.
+        Number of bootstrap fits.
     confidence : float
     seed : int
 

@@ -14,9 +14,10 @@ class RankSpread(NamedTuple):
     Attributes
     ----------
     over_steps : float
-        From the 5th to the 95th percentile of all times, over their median.
+        Distance from the 5th to the 95th percentile of all times, over their median.
     over_ranks : float
-        From the fastest to the slowest rank of a step, over their median; the median of all steps.
+        Distance from the fastest to the slowest rank of a step, over the median of its ranks; the
+        median over all steps.
     """
 
     over_steps: float
@@ -28,7 +29,7 @@ class RankSpread(NamedTuple):
 
 
 def spread(seconds: Sequence[Sequence[float]]) -> RankSpread:
-    """Return the spreads of times, by rank and step; all ranks have equally many steps."""
+    """Return the spreads of times given by rank and step; all ranks have equally many steps."""
     times = np.asarray(seconds, np.float64)
     low, middle, high = np.percentile(times, [5, 50, 95])
     of_steps = np.ptp(times, axis=0) / np.median(times, axis=0)

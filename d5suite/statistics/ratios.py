@@ -28,13 +28,13 @@ class Ratio(NamedTuple):
     low, high : float
         Interval of the ratio; 0 and infinity if there are too few samples for one.
     confidence : float
-        Probability that the interval covers what it is for: the true ratio, or that of a repeat run
-        (methods "rounds", "launches" and "level").
+        Probability that the interval covers the true ratio, or for the methods "rounds", "launches"
+        and "level" the ratio of a repeat run.
     method : {"samples", "rounds", "launches", "medians", "pairs", "level", "exact"}
         How it was estimated.
     n : int
-        Number of what ``method`` names; for "medians" of samples of both sides, for "level" of
-        runs.
+        Number of items of the kind that ``method`` names; for "medians" the samples of both sides,
+        for "level" the runs.
     """
 
     value: float

@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from statistics import median  # faster than NumPy's for a dozen values
 
 import numpy as np
 
@@ -37,13 +39,15 @@ LAUNCH_SD = 0.055
 """Standard deviation of a ratio's logarithm from launch to launch, assumed if there was only one
 launch. In 50 runs of LeNet on two cores (``results/history``) the ratio of two backends had 6%: in
 a fifth of the runs both were slower, one by 44% and the other by 24%, for some 15 s. So the machine
-moved the ratio, not the memory layout of one worker. With 5% in all, another run's ratio lay in the
-interval in 79% of the pairs of runs, with 6.5% in 96%. In 20 runs of ResNet-50 it had 2 to 4%."""
+moved the ratio, not the memory layout of one worker. With 5% in all, the interval of one run
+covered another run's ratio in 79% of the pairs of runs; with 6.5%, in 96%. In 20 runs of ResNet-50
+the ratio had 2 to 4%."""
 
 RUN_SD = 0.04
-"""Standard deviation of a ratio's logarithm from run to run beside that, always assumed: launches
-of one run do not show it, and a few launches are often alike by chance. In a simulation of those
-LeNet runs three launches hold another run in 96%, with 3.5% in 92%."""
+"""Standard deviation of a ratio's logarithm from run to run, beside the one between launches. It is
+always assumed: launches of one run do not show it, and a few launches are often alike by chance. In
+a simulation of those LeNet runs, the interval of three launches covered another run's ratio in 96%
+of the cases; with 3.5%, in 92%."""
 
 
 OF_TWO_RUNS = math.sqrt(2)
@@ -65,16 +69,16 @@ def ratio_of_rounds(
         By launch, the time of each round, positive; round i of a pairs with round i of b. Odd
         rounds have the reverse order of even ones.
     confidence : float
-        Of the interval, in (0, 1).
+        Confidence of the interval, in (0, 1).
     launch_sd : float
-        Assumed between launches if there is only one.
+        Standard deviation of the logarithm between launches, assumed if there is only one.
     run_sd : float
-        Assumed between runs, beside the launches.
+        Standard deviation of the logarithm between runs, beside that between launches.
 
     Returns
     -------
     Ratio
-        Of method "launches", or of method "rounds" if there is only one launch.
+        By method "launches", or by method "rounds" if there is only one launch.
 
     Raises
     ------
@@ -83,15 +87,13 @@ def ratio_of_rounds(
     """
     if not a or list(map(len, a)) != list(map(len, b)) or not all(map(len, a)):
         raise ConfigurationError("rounds of two series do not pair", hint="Compare what took turns in one run.")
-    from scipy.stats import norm, t
-
     differences = [without_drift(np.log(b_times) - np.log(a_times)) for a_times, b_times in zip(a, b, strict=True)]
-    launches = [float(np.median(launch)) for launch in differences]
+    launches = [median(launch.tolist()) for launch in differences]
     count, rounds = len(launches), len(differences[0])
-    middle, normal = float(np.mean(launches)), float(norm.ppf((1 + confidence) / 2))
+    middle, normal = float(np.mean(launches)), _normal_quantile(confidence)
     if count > 1:
         error = float(np.std(launches, ddof=1)) / math.sqrt(count)
-        of_launches = float(t.ppf((1 + confidence) / 2, count - 1)) * error
+        of_launches = _student_quantile(confidence, count - 1) * error
         half = OF_TWO_RUNS * math.hypot(of_launches, normal * run_sd)
         return Ratio.from_logs(middle, middle - half, middle + half, confidence, "launches", count)
     if interval_ranks(rounds, confidence).confidence == 0:
@@ -105,13 +107,30 @@ def ratio_of_rounds(
 
 def least_lead(confidence: float = 0.95) -> float:
     """Return the ratio below which one launch decides nothing, however steady its rounds are."""
+    return math.exp(OF_TWO_RUNS * _normal_quantile(confidence) * math.hypot(LAUNCH_SD, RUN_SD))
+
+
+# A page asks for these thousands of times, and SciPy is slow to answer.
+
+
+@lru_cache
+def _normal_quantile(confidence: float) -> float:
+    """Return the half width of a two-sided interval, in standard deviations."""
     from scipy.stats import norm
 
-    return math.exp(OF_TWO_RUNS * float(norm.ppf((1 + confidence) / 2)) * math.hypot(LAUNCH_SD, RUN_SD))
+    return float(norm.ppf((1 + confidence) / 2))
+
+
+@lru_cache
+def _student_quantile(confidence: float, freedom: int) -> float:
+    """Return the half width of a two-sided interval, in standard errors of a mean."""
+    from scipy.stats import t
+
+    return float(t.ppf((1 + confidence) / 2, freedom))
 
 
 def without_drift(differences: np.ndarray) -> np.ndarray:
-    """Remove from rounds' differences what drift adds in one order and subtracts in the reverse.
+    """Remove drift from the differences of rounds: it shifts odd and even rounds oppositely.
 
     Parameters
     ----------
@@ -120,5 +139,5 @@ def without_drift(differences: np.ndarray) -> np.ndarray:
     """
     if len(differences) < 2:
         return differences
-    shift = (np.median(differences[::2]) - np.median(differences[1::2])) / 2
+    shift = (median(differences[::2].tolist()) - median(differences[1::2].tolist())) / 2
     return differences - np.where(np.arange(len(differences)) % 2, -shift, shift)

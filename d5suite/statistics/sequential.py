@@ -1,7 +1,7 @@
 """Bounds of a median that hold however often one looks, for decisions after each pair.
 
-Each block runs two sides in turn, in an order that a coin decides, and gives one difference. A
-hypothesis of the form "the differences' median is m" makes each one's sign against m a fair coin,
+Each block runs two sides in turn, in random order, and gives one difference. A hypothesis of the
+form "the differences' median is m" makes the sign of each difference less m a fair coin,
 whatever the noise: skewed, of several modes, or changing from block to block. So the mixture of
 bets on that coin is a martingale, and exceeds 1 / alpha with probability at most alpha at any time,
 however often one looks (Ville's inequality). The mixture is Krichevsky and Trofimov's; the values
@@ -25,10 +25,10 @@ import numpy as np
 
 @lru_cache(maxsize=4096)
 def _rank(count: int, alpha: float) -> int:
-    """Return the largest 1-based rank whose order statistic bounds the median; 0 without one."""
+    """Return the largest 1-based rank whose order statistic bounds the median; 0 if none does."""
     from scipy.special import betaln
 
-    below = np.arange(count // 2 + 1)  # the bet's gain is even about the middle, and falls towards it
+    below = np.arange(count // 2 + 1)  # the gain is symmetric about the middle, and falls towards it
     gain = count * math.log(2) + betaln(below + 0.5, count - below + 0.5) - betaln(0.5, 0.5)
     return int(np.sum(gain >= math.log(1 / alpha)))
 

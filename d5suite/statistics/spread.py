@@ -14,7 +14,7 @@ import numpy as np
 from d5suite.statistics.medians import Summary
 
 CONFIDENCE = 0.95
-"""Of the intervals for which a spread is inflated."""
+"""Confidence of the intervals for which a spread is inflated."""
 
 NOISIER = 0.01
 """Probability, over all benchmarks, that any is called noisier than the others if none is."""
@@ -29,8 +29,8 @@ class Spread(NamedTuple):
     observed : float
         Standard deviation of the medians' logarithms.
     between_runs : float
-        What to assume of further runs, beside the noise within them. It is larger than the
-        observed one, because few runs may be alike by chance.
+        Standard deviation to assume between further runs, beside the noise within them. It is
+        inflated, because few runs may be alike by chance.
     """
 
     runs: int
@@ -62,13 +62,13 @@ def spreads_of(benchmarks: Sequence[Sequence[Summary]]) -> Spreads:
     Parameters
     ----------
     benchmarks : sequence of sequences of Summary
-        By benchmark, of each run of one program; at least two runs.
+        Summaries of the runs of one program, by benchmark; at least two runs each.
 
     Notes
     -----
     The variance between runs is that of the medians, less the mean variance within runs. A
     standard deviation from n runs is multiplied by the quantile of Student's t with n - 1 degrees
-    of freedom over the normal one, so that intervals that take it for known cover what they should.
+    of freedom over the normal one, so that intervals that take it as known have their confidence.
     A benchmark is noisier than the others by the chi-squared test against the pooled variance.
     """
     from scipy.stats import chi2

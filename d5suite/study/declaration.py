@@ -112,7 +112,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Run:
+class DeclaredRun:
     """One command of a part, which writes one result file.
 
     Attributes
@@ -152,13 +152,13 @@ class Part:
     name, title : str
     share : float
         Part of the budget that it may take before the others have had theirs.
-    runs : tuple of Run
+    runs : tuple of DeclaredRun
     """
 
     name: str
     title: str
     share: float
-    runs: tuple[Run, ...]
+    runs: tuple[DeclaredRun, ...]
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Study:
     parts: Mapping[str, Part]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[DeclaredRun]:
         """All runs: the first of each part, then the second ones, and so on.
 
         So an interrupt at any time leaves something of every part. Readers of results come last.
@@ -292,7 +292,7 @@ def _part(name: str, table: Any, where: str, recipes: Path | None) -> Part:
     return Part(name, table["title"], float(table["share"]), runs)
 
 
-def _commands(name: str, table: Mapping[str, Any], where: str) -> tuple[Run, ...]:
+def _commands(name: str, table: Mapping[str, Any], where: str) -> tuple[DeclaredRun, ...]:
     if odd := next((key for key in table if key in OPTIONS or key in ("nodes", "profile")), None):
         raise ConfigurationError(f"{odd} is for recipes", where=where, hint="Write it into the command.")
     words = tuple(table["command"])
@@ -304,10 +304,10 @@ def _commands(name: str, table: Mapping[str, Any], where: str) -> tuple[Run, ...
         raise ConfigurationError(what, where=where)
     if not isinstance(table["cost"], str):
         raise ConfigurationError("the cost of a command is one duration", where=where)
-    return (Run(name, name, ("d5suite", *words), duration(table["cost"], f"{where}, cost")),)
+    return (DeclaredRun(name, name, ("d5suite", *words), duration(table["cost"], f"{where}, cost")),)
 
 
-def _recipes(name: str, table: Mapping[str, Any], where: str, folder: Path | None) -> tuple[Run, ...]:
+def _recipes(name: str, table: Mapping[str, Any], where: str, folder: Path | None) -> tuple[DeclaredRun, ...]:
     recipes, cost = list(dict.fromkeys(table["recipes"])), table["cost"]
     if len(recipes) < len(table["recipes"]):
         raise ConfigurationError("a recipe is named twice", where=where)
@@ -324,14 +324,14 @@ def _recipes(name: str, table: Mapping[str, Any], where: str, folder: Path | Non
         raise ConfigurationError("profile is for runs through Slurm", where=where, hint="Give nodes, too.")
     if "nodes" in table and (odd := next((key for key in ("ranks", "threads") if key in table), None)):
         raise ConfigurationError(f"{odd} follows from nodes and the site profile", where=where, hint="Leave it out.")
-    runs: list[Run] = []
+    runs: list[DeclaredRun] = []
     for each in recipes:
         stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(each.partition("::")[0]).stem.removeprefix("test_"))[:60]
         own = name if len(recipes) == 1 else f"{name}.{stem}"
         if own in (run.name for run in runs):
             own = f"{own}-{len(runs) + 1}"
         words = _slurm(each, table) if "nodes" in table else _pytest(each, table)
-        runs.append(Run(own, name, words, duration(costs[each], f"{where}, cost")))
+        runs.append(DeclaredRun(own, name, words, duration(costs[each], f"{where}, cost")))
     return tuple(runs)
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from d5suite.errors import ConfigurationError
 from d5suite.files import locked
-from d5suite.study.declaration import JOBS, OUT, RAW, TOML, Run, Study
-from d5suite.study.state import DONE, FAILED, HALF, JOB_FILES, LEFT_OUT, MachineState, RunState, sha256_of
+from d5suite.study.declaration import JOBS, OUT, RAW, TOML, DeclaredRun, Study
+from d5suite.study.state import DONE, FAILED, HALF, JOB_FILES, LEFT_OUT, MachineRuns, RunState, sha256_of
 
 POLL_S = 0.2
 """Seconds between two looks at a run."""
@@ -47,7 +47,7 @@ class PlannedRun:
 
     Attributes
     ----------
-    run : Run
+    run : DeclaredRun
     command : str
         As one types it in the study's folder.
     seconds : float
@@ -58,7 +58,7 @@ class PlannedRun:
         Whether it is finished already.
     """
 
-    run: Run
+    run: DeclaredRun
     command: str
     seconds: float
     source: str
@@ -66,21 +66,21 @@ class PlannedRun:
 
 
 def plan(
-    study: Study, state: MachineState, *, only: str = "", again: bool = False, earlier: Sequence[MachineState] = ()
+    study: Study, state: MachineRuns, *, only: str = "", again: bool = False, earlier: Sequence[MachineRuns] = ()
 ) -> list[PlannedRun]:
     """Return a study's runs on a machine, in their order.
 
     Parameters
     ----------
     study : Study
-    state : MachineState
-        Of this machine; its finished runs are kept.
+    state : MachineRuns
+        State of this machine; finished runs are kept.
     only : str, optional
         One part.
     again : bool
         Whether finished runs are measured again, too.
-    earlier : sequence of MachineState
-        Of other studies, whose times are expected again.
+    earlier : sequence of MachineRuns
+        States of other studies; their times are used as estimates.
 
     Raises
     ------
@@ -111,13 +111,13 @@ def _alike(one: str, other: str, machine: str, own: str) -> bool:
     return one.replace(f"/{machine}/", f"/{own}/") == other
 
 
-def words_of(run: Run, state: MachineState, place: Path | None = None, *, repeat: bool = False) -> list[str]:
+def words_of(run: DeclaredRun, state: MachineRuns, place: Path | None = None, *, repeat: bool = False) -> list[str]:
     """Return a run's command.
 
     Parameters
     ----------
-    run : Run
-    state : MachineState
+    run : DeclaredRun
+    state : MachineRuns
     place : Path, optional
         The study's folder, to start the run elsewhere. By default paths are from that folder.
     repeat : bool
@@ -141,7 +141,7 @@ def words_of(run: Run, state: MachineState, place: Path | None = None, *, repeat
 
 
 @dataclass
-class Progress:
+class StudyProgress:
     """What a run's watcher is told.
 
     Attributes
@@ -163,8 +163,8 @@ class Progress:
 
 
 def measure(
-    study: Study, state: MachineState, planned: Sequence[PlannedRun], *, budget_s: float,
-    tell: Callable[[Progress], None], made_on: Mapping[str, str], made_with: Mapping[str, str],
+    study: Study, state: MachineRuns, planned: Sequence[PlannedRun], *, budget_s: float,
+    tell: Callable[[StudyProgress], None], made_on: Mapping[str, str], made_with: Mapping[str, str],
 ) -> None:  # fmt: skip
     """Run what a plan lacks, and note each run's end before the next one starts.
 
@@ -175,7 +175,7 @@ def measure(
     Parameters
     ----------
     study : Study
-    state : MachineState
+    state : MachineRuns
     planned : sequence of PlannedRun
     budget_s : float
     tell : callable
@@ -209,12 +209,12 @@ def measure(
                 state.save()
             else:
                 rest = sum(each.seconds for each in waiting)
-                told = Progress(number, number + len(waiting), chosen, 0.0)
+                told = StudyProgress(number, number + len(waiting), chosen, 0.0)
                 ended = _Execution(chosen, state, made_on, made_with).run(
                     left, lambda took, told=told, rest=rest: _tell(tell, told, took, rest)  # type: ignore[misc]
                 )  # fmt: skip
                 spent[chosen.run.part] += ended.seconds
-            tell(Progress(number, number + len(waiting), chosen, 0.0, ended))
+            tell(StudyProgress(number, number + len(waiting), chosen, 0.0, ended))
 
 
 def _fits(
@@ -226,12 +226,12 @@ def _fits(
     return reads and spent[part] + each.seconds <= study.parts[part].share * budget_s
 
 
-def _tell(tell: Callable[[Progress], None], told: Progress, took: float, rest: float) -> None:
-    tell(Progress(told.number, told.count, told.run, max(told.run.seconds - took, 0.0) + rest))
+def _tell(tell: Callable[[StudyProgress], None], told: StudyProgress, took: float, rest: float) -> None:
+    tell(StudyProgress(told.number, told.count, told.run, max(told.run.seconds - took, 0.0) + rest))
 
 
 @contextlib.contextmanager
-def held(state: MachineState) -> Iterator[None]:
+def held(state: MachineRuns) -> Iterator[None]:
     """Hold a machine's results, so that no other process changes them.
 
     Raises
@@ -278,7 +278,7 @@ class _Execution:
     """
 
     planned: PlannedRun
-    state: MachineState
+    state: MachineRuns
     made_on: Mapping[str, str]
     made_with: Mapping[str, str]
     earlier: RunState | None = field(init=False)

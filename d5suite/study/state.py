@@ -56,7 +56,7 @@ class RunState:
         ISO 8601.
     seconds : float
     sha256 : str
-        Of its result, unpacked; empty if there is none.
+        SHA-256 of the unpacked result; empty if there is none.
     made_on : dict of str to str
         Facts of the machine when it started.
     made_with : dict of str to str
@@ -90,13 +90,13 @@ _LATER = {"made_on", "made_with", "inputs", "again"}
 
 
 @dataclass
-class MachineState:
+class MachineRuns:
     """What a machine has run.
 
     Attributes
     ----------
     folder : Path
-        Of its results.
+        Folder of the results.
     runs : dict of str to RunState
     """
 
@@ -170,7 +170,7 @@ def parts_by(runs: Iterable[tuple[str, str, Mapping[str, str]]], fact: str) -> d
     return {value: list(names) for value, names in found.items()}
 
 
-def read_state(folder: Path) -> MachineState:
+def read_state(folder: Path) -> MachineRuns:
     """Read a machine's state; return an empty one if none was written.
 
     Raises
@@ -180,14 +180,14 @@ def read_state(folder: Path) -> MachineState:
     """
     path = folder / STATE
     if not path.exists():
-        return MachineState(folder)
+        return MachineRuns(folder)
     try:
         content = read_json(path)
     except JobError as error:
         raise JobError(error.what, where=str(path), hint=_HINT) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("runs"), dict):
         raise JobError("this is not the state of a study", where=str(path), hint=_HINT)
-    return MachineState(folder, {name: _run(name, each, path) for name, each in content["runs"].items()})
+    return MachineRuns(folder, {name: _run(name, each, path) for name, each in content["runs"].items()})
 
 
 _HINT = "Remove it to measure everything again; the results beside it are then replaced one by one."
@@ -209,7 +209,7 @@ def _is_name(name: str) -> bool:
     return all(NAME.match(part) for part in name.split(".")) and "/" not in name
 
 
-def machines(folder: Path) -> list[MachineState]:
+def machines(folder: Path) -> list[MachineRuns]:
     """Return the states of all machines in a study's folder, by name.
 
     Raises

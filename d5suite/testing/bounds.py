@@ -22,7 +22,7 @@ class Bound(float):
     Attributes
     ----------
     precision, kind : str
-        It is ``Backend.tolerances[precision].kind``.
+        The tolerance is ``Backend.tolerances[precision].kind``.
     declared : float
         The declared figure.
     """

@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.network import Network
+from d5suite.network.graph_edits import copy_of, remove_items, replace_items
 from d5suite.network.normalise import infer
 from d5suite.network.operation import Operation
 
@@ -25,7 +26,7 @@ class OperatorCase(NamedTuple):
     operator : str
         In ONNX's default domain, operator set 23.
     shape : tuple of int
-        Of the first input, drawn from the standard normal distribution.
+        Shape of the first input, which is drawn from the standard normal distribution.
     inputs : dict of str to numpy.ndarray or None
         Further inputs, which are constant; None for an omitted one.
     attributes : dict
@@ -49,6 +50,34 @@ _TO_BOOLEANS = (
 )  # fmt: skip
 
 
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, Sequence[Any]],
+    outputs: Mapping[str, Sequence[Any] | None],
+    weights: Mapping[str, np.ndarray] | None = None,
+    *,
+    opset: int = 21,
+) -> onnx.ModelProto:
+    """Write a model from its nodes, the shapes of its inputs and outputs, and its weights.
+
+    Inputs named ``tokens`` or ``labels`` are int64, all other inputs float32. An output without a
+    shape has no type either; all other outputs are float32.
+    """
+    kinds = dict.fromkeys(("tokens", "labels"), TensorProto.INT64)
+    graph = helper.make_graph(
+        nodes,
+        "made",
+        [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), inputs[name]) for name in inputs],
+        [
+            helper.make_empty_tensor_value_info(name) if shape is None
+            else helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in outputs.items()
+        ],
+        [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
+
+
 def one_operator(
     operator: str, shape: tuple[int, ...], inputs: Mapping[str, Any] | None = None, opset: int = 23, **attributes: Any
 ) -> Network:
@@ -68,33 +97,23 @@ def one_operator(
     if operator in _TO_BOOLEANS or attributes.get("to", TensorProto.FLOAT) != TensorProto.FLOAT:
         nodes[-1].output[0] = "y.other"
         nodes.append(helper.make_node("Cast", ["y.other"], ["y"], "number", to=TensorProto.FLOAT))
-    graph = helper.make_graph(
-        nodes,
-        operator,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *shape[1:]])],
-        [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(value, name) for name, value in arrays.items() if value is not None],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
-    inferred = onnx.ModelProto()
-    inferred.CopyFrom(model)
-    model.graph.output[0].CopyFrom(infer(inferred).graph.output[0])
-    return Network(model)
+    weights = {name: value for name, value in arrays.items() if value is not None}
+    model = model_of(nodes, {"x": ["N", *shape[1:]]}, {"y": None}, weights, opset=opset)
+    replace_items(model.graph.output, infer(copy_of(model)).graph.output)
+    return Network(model, name=operator)
 
 
 def all_fed(operation: Operation, drawn: Sequence[Any]) -> Network:
     """Build a network of one node that is fed all floating-point inputs."""
-    model = onnx.ModelProto()
-    model.CopyFrom(infer(operation.model))
+    model = copy_of(infer(operation.model))
     arrays = dict(zip(operation.node.inputs, drawn, strict=True))
-    fed = [value for value in model.graph.input if value.name in fed_inputs(operation)]
+    fed = fed_inputs(operation)
     model.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(arrays[value.name]), value.name)
         for value in model.graph.input
-        if value not in fed
+        if value.name not in fed
     )
-    del model.graph.input[:]
-    model.graph.input.extend(fed)
+    remove_items(model.graph.input, lambda value: value.name not in fed)
     return Network(model)
 
 

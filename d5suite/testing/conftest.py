@@ -49,7 +49,7 @@ _CLAIMS = {
 _OUTCOMES = ("passed", "failed", "expected failure", "skipped")
 
 MOST_OPERATORS = 8
-"""Lacking operators that the summary names."""
+"""Most missing operators that the summary names."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Tally:
     rows : mapping of str to Counter
         By level: how many cases had each outcome.
     expected_failures : mapping of str to list of str
-        By reason: cases.
+        Names of cases, by reason.
     skips : mapping of str to Counter
         By level: how many cases were skipped for each reason.
     whole : bool
@@ -120,7 +120,7 @@ def expected_failure(item: pytest.Item) -> str:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Note when cases were selected. Without the slow ones, a run still covers every level."""
+    """Note that the run is partial if it leaves out cases that are not slow."""
     for item in items:
         if item.get_closest_marker("slow") is None:
             item.config.stash[_tally].whole = False
@@ -133,7 +133,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Count each case once, under its level; of a broken clause, show the message only."""
+    """Count each case once, under its level; for a broken clause, show only the message."""
     report: pytest.TestReport = yield
     if call.excinfo is not None and report.outcome == "failed" and not item.config.option.fulltrace:
         _shorten(report, call.excinfo)
@@ -224,7 +224,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _folded(reasons: Counter[str]) -> list[tuple[int, str]]:
-    """Return how often each reason holds, with all operators that the backend lacks in one."""
+    """Return the number of skips by reason, with all missing operators joined into one reason."""
     found, count, operators = Counter[str](), 0, set[str]()
     for reason, times in reasons.items():
         match = re.fullmatch(r"(?:\S+ has no operator|it lacks) (.*)", reason)

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper
 
 from d5suite.network import Network, Node
+from d5suite.network.graph_edits import copy_of, replace_items
 from d5suite.validate.check import Check
 from d5suite.validate.network.oracle import NetworkOracle, inference
 from d5suite.validate.norms import relative_l2
@@ -31,7 +31,7 @@ def node_of_output(
     Parameters
     ----------
     network : Network
-        Its output is wrong for these images.
+        A network whose output is wrong for these images.
     images : numpy.ndarray
     answer : callable
         Computes the output of a part of the network on the backend.
@@ -56,7 +56,7 @@ def node_of_gradient(
     Parameters
     ----------
     network : Network
-        Its gradients are wrong for these images.
+        A network whose gradients are wrong for these images.
     images : numpy.ndarray
     check : callable
         Proves the gradients of a part of the network that ends with a loss, for a batch.
@@ -85,8 +85,7 @@ def upto(network: Network, node: Node, *, loss: bool = False) -> Network:
     """
     wanted = node.outputs[0]
     needed = {each.outputs[0] for each in network.nodes_for([wanted])}
-    model = onnx.ModelProto()
-    model.CopyFrom(network.model)
+    model = copy_of(network.model)
     graph = model.graph
     nodes = [each for each in graph.node if each.output[0] in needed]
     read = {name for each in nodes for name in each.input}
@@ -100,10 +99,8 @@ def upto(network: Network, node: Node, *, loss: bool = False) -> Network:
         inputs.append(helper.make_tensor_value_info("label", TensorProto.INT64, batch))
         outputs.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
     weights = [tensor for tensor in graph.initializer if tensor.name in read]
-    for field, values in (("node", nodes), ("output", outputs), ("input", inputs), ("initializer", weights)):
-        kept = list(values)
-        graph.ClearField(field)
-        getattr(graph, field).extend(kept)
+    for field, kept in (("node", nodes), ("output", outputs), ("input", inputs), ("initializer", weights)):
+        replace_items(getattr(graph, field), kept)
     label, target = ("label", "loss") if loss else (None, None)
     name = f"{network.name} up to {node.name}"
     return Network(model, name=name, input=network.input, output=wanted, label=label, loss=target)

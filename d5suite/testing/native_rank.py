@@ -1,12 +1,14 @@
-"""One rank of a framework's own scheme, compared with training in one process.
+"""One rank of a framework's own scheme.
 
-``python -m d5suite.testing.native_rank FOLDER RANK NAME:MODE DEVICE PRECISION SCHEME``
+``python -m d5suite.testing.native_rank FOLDER RANK NAME:MODE DEVICE PRECISION[,PRECISION] SCHEME``
+
+In each precision it trains with each optimizer twice, and writes each run to the folder. Rank 0
+trains in one process, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +18,16 @@ from d5suite.distributed.communicators import open_communicator
 from d5suite.distributed.gathering import gather
 from d5suite.distributed.meeting import meet
 from d5suite.distributed.schemes import make_scheme
-from d5suite.files import write_json
 from d5suite.levels.distributed import Buffers, Communicator, Replica
 from d5suite.levels.network import Native
 from d5suite.levels.training import Trainer
 from d5suite.optimizers.settings import SGD
-from d5suite.testing.networks import classifier, fed, loss_of, random_batch
-from d5suite.testing.ranks import configured, rank_main
-from d5suite.validate.distributed.rules import IN_TURN, ROUNDING
-from d5suite.validate.norms import relative_l2
+from d5suite.testing.networks import classifier, loss_of
+from d5suite.testing.ranks import TIMEOUT_S, configured, rank_main
+from d5suite.testing.scheme_rank import RankRun, begin, rank_feed
+from d5suite.validate.distributed.rules import IN_TURN
 
 RANKS = 2
-
-FINDINGS = "findings.json"
 
 RATES = (2.0**-4, 2.0**-4, 2.0**-6, 2.0**-6)
 """The learning rate of each step. Momentum shows from the second step, a changed rate from the
@@ -40,100 +39,97 @@ OPTIMIZERS = (
     SGD(RATES[0], momentum=0.5, clip_norm=2.0**-2),
 )
 """The first two show gradients of a wrong scale, which clipping hides. Adam would amplify
-roundings: the gradient of a bias before BatchNormalization is nothing else."""
+roundings: the gradient of a bias before BatchNormalization is pure rounding."""
 
 
-@dataclass
-class SchemeErrors:
-    """What the ranks found, all of them the same.
+RUNS = {
+    f"{optimizer.name}{' nesterov' * optimizer.nesterov}{' clipped' * bool(optimizer.clip_norm)}": optimizer
+    for optimizer in OPTIMIZERS
+}
+"""The optimizer of each run."""
 
-    Attributes
-    ----------
-    errors : dict of str to float
-        By comparison: the relative error of the worst tensor, or of the losses.
-    differ : list of str
-        Runs after which the ranks' parameters differed.
-    """
+AGAIN = ("", ", repeated")
+"""Each run is made twice, with a new scheme on the same replica."""
 
-    errors: dict[str, float] = field(default_factory=dict)
-    differ: list[str] = field(default_factory=list)
+ALONE = ", alone"
+"""Training in one process, which has as many threads as a rank and so rounds like one."""
 
 
-def run(folder: Path, rank: int, backend: str, device: str, precision: str, scheme: str) -> None:
-    """Do one rank's part; rank 0 writes the findings."""
+def run(folder: Path, rank: int, backend: str, device: str, precisions: str, scheme: str) -> None:
+    """Do one rank's part; write each run once it has ended."""
     selection = configured(backend, device)
     chosen, mode, meeting = selection.backend, selection.mode, folder / "meeting"
-    communicator = open_communicator("gloo", rank=rank, size=RANKS, meeting=meeting)
+    communicator = open_communicator("gloo", rank=rank, size=RANKS, meeting=meeting, timeout_s=TIMEOUT_S)
+    first, *_ = kinds = precisions.split(",")
     leave = meet(
         chosen, mode, scheme, {}, communicator,
-        device=device, precision=precision, threads=1, local_rank=rank, folder=meeting,
+        device=device, precision=first, threads=1, local_rank=rank, folder=meeting,
     )  # fmt: skip
-    findings = SchemeErrors()
-    network = classifier()
-    for optimizer in OPTIMIZERS:
-        trainer, alone = (
-            chosen.trainer(chosen.executor(network, mode=mode, device=device, precision=precision), optimizer)
-            for _ in range(2)
-        )
-        title = f"{optimizer.name}{' nesterov' * optimizer.nesterov}{' clipped' * bool(optimizer.clip_norm)}"
-        for what in (title, f"{title}, repeated"):
-            _compare(scheme, what, chosen, trainer, alone, communicator, findings)
+    for precision in kinds:
+
+        def trainer(optimizer: SGD, precision: str = precision) -> Trainer:
+            executor = chosen.executor(classifier(), mode=mode, device=device, precision=precision)
+            return chosen.trainer(executor, optimizer)
+
+        for what, optimizer in RUNS.items():
+            replica = chosen.replica(trainer(optimizer))
+            for again in AGAIN:
+                done = _train(scheme, chosen, replica, communicator)
+                done.write(RankRun.file(folder, what + again, precision, rank))
+        for what, optimizer in RUNS.items() if rank == 0 else ():
+            runs = _alone(chosen.replica(trainer(optimizer)), chosen.schemes[scheme].synchronous)
+            for other, each in enumerate(runs):
+                each.write(RankRun.file(folder, what + ALONE, precision, other))
+        gather(communicator, None)  # no rank enters the framework's own collectives before rank 0
     leave()
     communicator.close()
-    if rank == 0:
-        write_json(folder / FINDINGS, asdict(findings))
 
 
-def _compare(
-    name: str,
-    what: str,
-    backend: Backend,
-    trainer: Trainer,
-    alone: Trainer,
-    communicator: Communicator,
-    findings: SchemeErrors,
-) -> None:
-    """Train from the start, through the scheme and in one process on all ranks' batches.
-
-    An asynchronous scheme takes one rank after the other. The one process then updates once per
-    rank, with the gradient at the weights that the rank holds.
-    """
-    network = trainer.executor.network
-    for each in (trainer, alone):
-        each.executor.load_parameters(network.initializers)
-        each.load_state(each.initial_state())
-    replica, whole = backend.replica(trainer), backend.replica(alone)
-    together = backend.schemes[name].synchronous
-    scheme = make_scheme(name, replica, communicator, backend, **({} if together else {IN_TURN: True}))
-    held = [whole.weights()] * RANKS
-    errors = []
-    losses = []
+def _train(name: str, backend: Backend, replica: Replica, communicator: Communicator) -> RankRun:
+    """Train from the start through the scheme; an asynchronous scheme serves rank after rank."""
+    trainer = replica.trainer
+    begin(trainer)
+    settings = {} if backend.schemes[name].synchronous else {IN_TURN: True}
+    scheme = make_scheme(name, replica, communicator, backend, **settings)
+    done = RankRun()
     for step, rate in enumerate(RATES):
-        for each in (trainer, alone):
-            each.set_learning_rate(rate)
-        loss = loss_of(trainer.executor, scheme.step(_rank_feed(trainer, step, communicator.rank)))
-        feeds = [_rank_feed(alone, step, rank) for rank in range(RANKS)]
-        if together:
-            wanted = loss_of(alone.executor, alone.step(*feeds))
-            held = [whole.weights()] * RANKS
-        else:
-            wanted = _in_turn(whole, held, feeds)
-        losses.append((np.mean(gather(communicator, loss)), wanted))
-        errors.append(_error(scheme.weights(), held[communicator.rank]))
+        trainer.set_learning_rate(rate)
+        loss = scheme.step(rank_feed(trainer, step, communicator.rank, RANKS))
+        done.losses.append(loss_of(trainer.executor, loss))
+        done.weights.append(scheme.weights())
     scheme.finish()
-    ended, right = trainer.executor.parameters(), alone.executor.parameters()
-    names = network.parameters
-    errors.append(_error({name: ended[name] for name in names}, {name: right[name] for name in names}))
-    own, one = np.array(losses).T
-    findings.errors[f"parameters, {what}"] = max(max(each) for each in gather(communicator, errors))
-    findings.errors[f"losses, {what}"] = relative_l2(own, one)
-    bits = gather(communicator, [ended[name].tobytes().hex() for name in names])
-    if any(each != bits[0] for each in bits):
-        findings.differ.append(what)
+    done.weights.append(_parameters(trainer))
+    return done
+
+
+def _alone(replica: Replica, together: bool) -> list[RankRun]:
+    """Train from the start in this process, and return the run that each rank must reproduce.
+
+    If not ``together``, each rank's gradient, at the weights that the rank holds, makes an update
+    by itself.
+    """
+    trainer = replica.trainer
+    begin(trainer)
+    runs = [RankRun() for _ in range(RANKS)]
+    held = [replica.weights()] * RANKS
+    for step, rate in enumerate(RATES):
+        trainer.set_learning_rate(rate)
+        feeds = [rank_feed(trainer, step, rank, RANKS) for rank in range(RANKS)]
+        if together:
+            loss = loss_of(trainer.executor, trainer.step(*feeds))
+            held = [replica.weights()] * RANKS
+        else:
+            loss = _in_turn(replica, held, feeds)
+        for each, weights in zip(runs, held, strict=True):
+            each.losses.append(loss)
+            each.weights.append(weights)
+    for each in runs:
+        each.weights.append(_parameters(trainer))
+    return runs
 
 
 def _in_turn(whole: Replica, held: list[Buffers], feeds: Sequence[Native]) -> float:
-    """Update with each rank's gradient at the weights that it holds; return the mean loss."""
+    """Update with each rank's gradient at that rank's weights; return the mean loss."""
     losses = []
     for rank, feed in enumerate(feeds):
         served = whole.weights()
@@ -146,13 +142,9 @@ def _in_turn(whole: Replica, held: list[Buffers], feeds: Sequence[Native]) -> fl
     return float(np.mean(losses))
 
 
-def _rank_feed(trainer: Trainer, step: int, rank: int) -> Native:
-    return fed(trainer.executor, random_batch(trainer.executor.network, seed=RANKS * step + rank))
-
-
-def _error(found: Buffers, right: Buffers) -> float:
-    whole = float(np.sqrt(sum(float(np.vdot(value, value)) for value in right.values())))
-    return max(relative_l2(found[name], value, floor=ROUNDING * whole) for name, value in right.items())
+def _parameters(trainer: Trainer) -> dict[str, np.ndarray]:
+    ended = trainer.executor.parameters()
+    return {name: ended[name] for name in trainer.executor.network.parameters}
 
 
 if __name__ == "__main__":

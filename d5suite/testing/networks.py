@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from d5suite.levels.network import Executor, Native
 from d5suite.network import Network
 from d5suite.network.builder import Builder
+from d5suite.network.graph_edits import copy_of, rename_inputs
 from d5suite.network.user_network import input_ranges
 from d5suite.network.zoo import build, convnext, efficientnet, shufflenet, vit
-from d5suite.testing.cases import f32, i64, values
+from d5suite.testing.cases import f32, i64, model_of, values
 
 REPEATING = ("light_vgg19", "light_zfnet512")
 """Networks with the operators of light_bvlc_alexnet and more than twice its weights."""
@@ -55,13 +56,10 @@ def sharing() -> Network:
     x = b.flatten(b.global_average_pool(x, "average"), "flatten")
     x = b.linear(b.linear(x, "first.fc", 6), "second.fc", 6)
     network = b.classifier(b.linear(x, "fc", 5))
-    model = onnx.ModelProto()
-    model.CopyFrom(network.model)
-    for node in model.graph.node:
-        for index, name in enumerate(node.input):
-            if name in network.parameters:
-                same = name.replace("second.", "first.")
-                node.input[index] = "first.bn.bias" if same == "first.conv.bias" else same
+    model = copy_of(network.model)
+    same = {name: name.replace("second.", "first.") for name in network.parameters}
+    same["first.conv.bias"] = same["second.conv.bias"] = "first.bn.bias"
+    rename_inputs(model.graph.node, same)
     return Network(model, input=network.input, output=network.output, label=network.label, loss=network.loss)
 
 
@@ -72,11 +70,15 @@ def layers() -> Network:
     return b.classifier(b.linear(x, "fc2", 5))
 
 
+def steady(precision: str) -> Network:
+    """Return `classifier` in float64, else `layers`, which does not amplify small errors."""
+    return classifier() if precision == "fp64" else layers()
+
+
 def with_idle_parameter(network: Network | None = None) -> Network:
     """Add to a network (default `classifier`) a parameter that only weight decay changes."""
     network = network or classifier()
-    model = onnx.ModelProto()
-    model.CopyFrom(network.model)
+    model = copy_of(network.model)
     model.graph.initializer.append(numpy_helper.from_array(np.ones(5, np.float32), "idle"))
     model.graph.node.append(helper.make_node("Add", [network.output, "idle"], ["shifted"], "shifted"))
     model.graph.output.append(helper.make_tensor_value_info("shifted", TensorProto.FLOAT, ["N", 5]))
@@ -165,7 +167,7 @@ def dropping() -> Network:
 def with_small_gradients() -> Network:
     """Build one layer whose gradients underflow in float16; 3×4×4 pixels, 5 classes.
 
-    Its outputs are divided by 2^20, so that the gradients of 32 images are all 0.
+    The layer's outputs are divided by 2^20, so that the gradients of 32 images are all 0.
     """
     b = Builder("with_small_gradients", image_size=4)
     x, part = b.linear(b.flatten(b.image, "flatten", size=4), "fc", 5), b.constant("part", f32(2.0**-10))
@@ -178,6 +180,15 @@ def heavy() -> Network:
     x = b.image
     for index in range(6):
         x = b.relu(b.conv(x, f"conv{index}", 48, 3, bias=True))
+    return b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
+
+
+def roomy() -> Network:
+    """Build a network of large images and little work: 29 MB for six of 3×224×224, 5 classes."""
+    b = Builder("roomy", image_size=224)
+    x = b.image
+    for index in range(3):
+        x = b.relu(b.conv(x, f"conv{index}", 8, 3, bias=True))
     return b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
 
 
@@ -223,11 +234,14 @@ class TrainingTask(NamedTuple):
         ``(network, steps)`` to one pair of images and labels per step.
     learning_rate : float
         Exact in float32, because some frameworks store it so.
+    steps : int
+        Fewer for a network whose float64 steps take seconds on some backends.
     """
 
     network: Callable[[], Network]
     batches: Callable[[Network, int], list[Batch]]
     learning_rate: float
+    steps: int = 20
 
 
 def today() -> Network:
@@ -253,17 +267,9 @@ def _scored(
 ) -> Network:
     """Build a classifier from the name and shape of its input, its nodes and its weights.
 
-    An input named ``tokens`` is int64. ``shape`` is that of the output, ``scores``.
+    ``shape`` is the shape of the output, ``scores``.
     """
-    kind = TensorProto.INT64 if given[0] == "tokens" else TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        name,
-        [helper.make_tensor_value_info(given[0], kind, ["N", *given[1:]])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(value, key) for key, value in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
+    model = model_of(nodes, {given[0]: ["N", *given[1:]]}, {"scores": shape}, weights, opset=opset)
     return Network(model, name=name).with_classification_loss(axis=2 if len(shape) == 3 else None)
 
 
@@ -446,15 +452,8 @@ def regressor(*outputs: str) -> Network:
         node("Flatten", ["pooled"], ["flat"], "flat"),
         node("MatMul", ["flat", "fc"], ["features"], "features"),
     ]
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "regressor",
-        [info("image", TensorProto.FLOAT, ["N", 3, 8, 8])],
-        [info("map", TensorProto.FLOAT, ["N", 6, 8, 8]), info("features", TensorProto.FLOAT, ["N", 5])],
-        [numpy_helper.from_array(value, key) for key, value in parameters.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    made = {"map": ["N", 6, 8, 8], "features": ["N", 5]}
+    model = model_of(nodes, {"image": ["N", 3, 8, 8]}, made, parameters)
     return Network(model, name="regressor").with_squared_error(outputs)
 
 
@@ -477,7 +476,7 @@ def _digit_batches(network: Network, steps: int, size: int = 16) -> list[Batch]:
 TASKS = {
     "lenet5_digits": TrainingTask(lambda: build("lenet5", classes=10, image_size=32), _digit_batches, 2.0**-5),
     "every_operator": TrainingTask(every_operator, _random_batches, 2.0**-5),
-    "resnet18": TrainingTask(lambda: build("resnet18", classes=10, image_size=32), _random_batches, 2.0**-9),
+    "resnet18": TrainingTask(lambda: build("resnet18", classes=10, image_size=32), _random_batches, 2.0**-9, steps=6),
     "transformer": TrainingTask(transformer, _random_batches, 2.0**-9),
 }
-"""Courses by name."""
+"""Training tasks by name."""

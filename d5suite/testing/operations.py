@@ -25,7 +25,7 @@ def _positive(*shape: int) -> Tensor:
 
 
 def _from_cases() -> list[Operation]:
-    """Turn the cases of level 1 into operations that draw their further floating-point inputs."""
+    """Turn the cases of level 1 into operations that draw floating-point inputs at random."""
     made = []
     for case in CASES:
         if case.operator in MORE_OPERATORS:

@@ -2,9 +2,9 @@
 
 ``python -m d5suite.testing.probe BACKEND[:MODE] DEVICE THREADS SEED [losses]`` prints one JSON
 object: the ``precision``; the ``losses`` of a network with Dropout; and ``windows`` of time in
-heavy forward passes and ``gradient_windows`` in heavy backward ones, with the processors that the
-process and its children used and wanted, and how many times as much they ran as their busiest
-thread. Losses or windows are null if the backend lacks what they need, and windows with the
+heavy forward passes and ``gradient_windows`` in heavy backward passes, with the processors that the
+process and its children used and wanted, and the ratio of their running time to that of their
+busiest thread. Losses or windows are null if the backend lacks what they need, and windows with the
 argument ``losses``.
 """
 
@@ -50,7 +50,7 @@ Window = Sequence[float]
 def verdict(windows: Sequence[Window]) -> bool | None:
     """Return True if windows prove that one thread works, False if more do, else None.
 
-    Where nearly all was run by one thread, that holds however little the machine gave it.
+    If one thread did nearly all of the work, this proves it, however little the machine gave it.
     """
     telling = [wanted for used, wanted, *_ in windows if used >= GIVEN]
     alone = any(used >= LEAST and parts <= WORKING for used, _, *rest in windows for parts in rest)

@@ -19,17 +19,18 @@ from d5suite.instruments.threads import thread_environment
 TIMEOUT_S = 300
 
 
-def run_ranks(module: str, folder: Path, count: int, *arguments: str) -> str:
+def run_ranks(module: str, folder: Path, count: int, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
     """Run ``python -m MODULE FOLDER RANK ARGUMENTS`` for each rank, with one thread each.
 
     Parameters
     ----------
     module : str
-        It ends with a call of `rank_main`.
+        A module that ends with a call of `rank_main`.
     folder : Path
-        For the ranks' results and logs. An empty folder ``meeting`` in it is where ranks meet.
+        For the ranks' results and logs. Ranks meet in its new subfolder ``meeting``.
     count : int
     *arguments : str
+    timeout_s : float
 
     Returns
     -------
@@ -45,7 +46,7 @@ def run_ranks(module: str, folder: Path, count: int, *arguments: str) -> str:
             with log.open("wb") as output:
                 command = [sys.executable, "-m", module, str(folder), str(rank), *arguments]
                 started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment))
-        failed = _wait(started)
+        failed = _wait(started, timeout_s)
     finally:
         for each in started:
             each.kill()
@@ -53,9 +54,9 @@ def run_ranks(module: str, folder: Path, count: int, *arguments: str) -> str:
     return "" if failed is None else f"rank {failed} failed:\n{logs[failed].read_text(errors='replace')[-2000:]}"
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> int | None:
-    """Wait until all ranks end; return the first one that failed, if any."""
-    deadline = time.monotonic() + TIMEOUT_S
+def _wait(ranks: list[subprocess.Popen[bytes]], timeout_s: float) -> int | None:
+    """Wait until all ranks end; return the first rank that failed, None if all succeeded."""
+    deadline = time.monotonic() + timeout_s
     while any(each.poll() is None for each in ranks) and time.monotonic() < deadline:
         failed = [rank for rank, each in enumerate(ranks) if each.poll()]
         if failed:

@@ -1,4 +1,4 @@
-"""RecordedRun training runs: 20 steps in float64, on which independent backends agree to 1e-8.
+"""Recorded training runs: some steps in float64, on which independent backends agree to 1e-8.
 
 A recorded run holds the loss of every step. For every final parameter and running statistic it
 holds the norm, two projections on fixed noise (a wrong element changes both), and the norm of its
@@ -26,10 +26,10 @@ from d5suite.optimizers.settings import SGD
 from d5suite.testing.networks import TASKS
 from d5suite.validate.check import Check
 from d5suite.validate.network.reference import NEGLIGIBLE
+from d5suite.validate.norms import ROUNDING
 from d5suite.validate.training import trajectory
-from d5suite.validate.training.trajectory import ROUNDING, Trajectory
+from d5suite.validate.training.trajectory import Trajectory
 
-STEPS = 20
 RECORDS = Path(__file__).with_name("trajectories.json")
 PROJECTIONS = 2
 
@@ -59,7 +59,7 @@ class RecordedRun:
         Parameters
         ----------
         found : Trajectory
-            `STEPS` steps.
+            As many steps as the recorded run.
         tolerance : float
         precision : str
             Precision of ``found``.
@@ -67,7 +67,11 @@ class RecordedRun:
         scale, floor = (0, ROUNDING) if precision == "fp64" else (-1, NEGLIGIBLE)
         errors = [abs(a - b) / abs(b) for a, b in zip(found.losses, self.losses, strict=True)]
         worst = int(np.argmax(np.nan_to_num(errors, nan=math.inf)))
-        made = [Check(f"losses of {STEPS} steps vs the recorded run", errors[worst], tolerance, f"at step {worst + 1}")]
+        made = [
+            Check(
+                f"losses of {len(errors)} steps vs the recorded run", errors[worst], tolerance, f"at step {worst + 1}"
+            )
+        ]
         whole = math.sqrt(sum(values[scale] ** 2 for values in self.tensors.values()))
         distances = {
             name: max(abs(a - b) for a, b in zip(_summary(name, found.parameters[name]), values, strict=False))
@@ -92,12 +96,12 @@ def load(task: str) -> RecordedRun:
 
 
 def train(backend: Backend, task: str, *, mode: str, device: str, precision: str) -> Trajectory:
-    """Train one of `TASKS` for `STEPS` steps of SGD with Nesterov momentum and weight decay."""
+    """Train one of `TASKS` with SGD, Nesterov momentum and weight decay."""
     chosen = TASKS[task]
     network = chosen.network()
     executor = backend.executor(network, mode=mode, device=device, precision=precision)
     optimizer = SGD(chosen.learning_rate, momentum=0.875, nesterov=True, weight_decay=2.0**-10)
-    (found,) = trajectory.train(backend.trainer(executor, optimizer), chosen.batches(network, STEPS))
+    (found,) = trajectory.train(backend.trainer(executor, optimizer), chosen.batches(network, chosen.steps))
     return found
 
 
@@ -115,7 +119,7 @@ def record(text: str) -> None:
             for key, value in run.parameters.items()
         }
         tasks[name] = {"losses": run.losses.tolist(), "tensors": tensors}
-    write_json(RECORDS, {"recorded_with": f"{selection} {backend.version()}", "steps": STEPS, "tasks": tasks})
+    write_json(RECORDS, {"recorded_with": f"{selection} {backend.version()}", "tasks": tasks})
 
 
 if __name__ == "__main__":

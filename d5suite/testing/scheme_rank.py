@@ -20,9 +20,8 @@ from d5suite.distributed.schemes import SCHEMES, make_scheme
 from d5suite.levels.distributed import Buffers, Scheme
 from d5suite.levels.network import Arrays, Native
 from d5suite.levels.training import Trainer
-from d5suite.network import Network
 from d5suite.optimizers.settings import SGD
-from d5suite.testing.networks import classifier, fed, layers, loss_of, random_batch
+from d5suite.testing.networks import fed, loss_of, random_batch, steady
 from d5suite.testing.ranks import TIMEOUT_S, configured, rank_main
 
 STEPS = 10
@@ -31,7 +30,7 @@ CLIPPED = replace(PLAIN, clip_norm=2.0)
 """Clipping hides gradients of a wrong scale; `PLAIN` shows them."""
 
 RANKS = 3
-"""So that a server has two workers, and a rank two neighbours."""
+"""Number of ranks: a server has two workers, and a rank two neighbours."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +82,9 @@ def cases(backend: Backend) -> list[tuple[str, str]]:
     return chosen
 
 
-def network_of(precision: str) -> Network:
-    """Return a network without BatchNormalization below float64, where it amplifies roundings."""
-    return classifier() if precision == "fp64" else layers()
-
-
-def rank_feed(trainer: Trainer, step: int, rank: int) -> Native:
+def rank_feed(trainer: Trainer, step: int, rank: int, ranks: int = RANKS) -> Native:
     """Feed a rank's batch of a step."""
-    return fed(trainer.executor, random_batch(trainer.executor.network, seed=RANKS * step + rank))
+    return fed(trainer.executor, random_batch(trainer.executor.network, seed=ranks * step + rank))
 
 
 def begin(trainer: Trainer) -> None:
@@ -106,11 +100,11 @@ class RankRun:
     Attributes
     ----------
     weights : list of Buffers
-        After each step, and at the end. A rank that serves has the last only.
+        Weights after each step, and at the end. A rank that serves has only the last.
     losses : list of float
-        By step.
+        Losses by step.
     state : dict of str to numpy.ndarray
-        The optimizer's, at the end.
+        The optimizer's state at the end; empty for a framework's own scheme.
     """
 
     weights: list[Buffers] = field(default_factory=list)
@@ -138,7 +132,7 @@ class RankRun:
             for key in arrays.files:
                 part, _, name = key.partition("/")
                 parts.setdefault(part, {})[name] = arrays[key]
-        losses, state = parts.pop("losses")[""], parts.pop("state")
+        losses, state = parts.pop("losses")[""], parts.pop("state", {})
         return cls(list(parts.values()), losses.tolist(), state)
 
 
@@ -169,7 +163,7 @@ def run(folder: Path, rank: int, backend: str, device: str) -> None:
         case = SCHEME_CASES[name]
         key = precision, case.optimizer
         if key not in trainers:
-            executor = chosen.executor(network_of(precision), mode=mode, device=device, precision=precision)
+            executor = chosen.executor(steady(precision), mode=mode, device=device, precision=precision)
             trainers[key] = chosen.trainer(executor, case.optimizer)
         begin(trainers[key])
         scheme = make_scheme(case.scheme, chosen.replica(trainers[key]), communicator, chosen, **case.settings)

@@ -24,7 +24,7 @@ from d5suite.optimizers.settings import Optimizer
 from d5suite.testing.bounds import SeenAnswers, explained, with_bounds
 from d5suite.testing.networks import fed
 from d5suite.validate.check import Check
-from d5suite.validate.norms import relative_l2
+from d5suite.validate.norms import relative_errors, relative_l2
 from d5suite.validate.operator.compare import Findings
 
 SEED = 0
@@ -98,6 +98,11 @@ class Subject:
     def exact(self) -> str:
         """Return the most precise declared precision."""
         return next(p for p in ("fp64", "fp32", "fp16", "bf16") if p in self.backend.precisions)
+
+    @property
+    def timed(self) -> str:
+        """Return ``fp32``, in which most steps are timed, or `exact` if it is not declared."""
+        return "fp32" if "fp32" in self.backend.precisions else self.exact
 
     @property
     def rounding(self) -> float:
@@ -198,7 +203,7 @@ class Subject:
         self.prove(clause, tensor_errors(what, found, expected, tolerance))
 
     def apart(self, found: ArrayLike, expected: ArrayLike, precision: str) -> bool:
-        """Whether numbers differ by more than a repeated computation may."""
+        """Return whether numbers differ by more than a repeated computation may."""
         return not relative_l2(np.asarray(found), np.asarray(expected)) <= self.repeats(precision)
 
     def deterministic(self, clause: str, what: str, found: Findings, precision: str) -> None:
@@ -246,11 +251,8 @@ class Subject:
 
 def tensor_errors(what: str, found: Arrays, expected: Arrays, tolerance: float) -> list[Check]:
     """Return one check per tensor."""
-    whole = np.sqrt(sum(float((value.astype(np.float64) ** 2).sum()) for value in expected.values()))
-    return [
-        Check(f"{what} of {name}", relative_l2(found[name], value, floor=SMALL * whole), tolerance)
-        for name, value in expected.items()
-    ]
+    errors = relative_errors(found, expected, SMALL)
+    return [Check(f"{what} of {name}", error, tolerance) for name, error in errors.items()]
 
 
 def copied(arrays: Arrays) -> dict[str, np.ndarray]:
@@ -265,7 +267,7 @@ def copied(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def overwrite(arrays: Arrays, values: Arrays | None = None) -> None:
-    """Overwrite every array, as its owner may: with the given values, or with 7."""
+    """Overwrite every array with the given values, or with 7: the owner of an array may do so."""
     for name, array in arrays.items():
         array[...] = 7 if values is None else values[name]
 

@@ -28,7 +28,7 @@ OFFERED = {
 }
 
 SHORT = 10
-"""A text of at most so many characters is no reason."""
+"""Most characters of a text that is too short to be a reason."""
 
 
 def test_it_is_found_under_its_name(subject: Subject) -> None:
@@ -126,21 +126,17 @@ def test_it_refuses_what_it_does_not_declare(subject: Subject) -> None:
 
 
 def test_it_refuses_operators_that_it_does_not_declare(subject: Subject) -> None:
-    from onnx import TensorProto, helper
+    from onnx import helper
 
     from d5suite.network import Network
+    from d5suite.testing.cases import model_of
 
     unknown = [o for o in ("Bernoulli", "RandomNormalLike", "Erf") if o not in subject.backend.operators]
     if len(unknown) < 2:
         pytest.skip("the backend has every operator that this test uses")
     tensors = ["x", "a", "y"]
-    graph = helper.make_graph(
-        [helper.make_node(o, [tensors[i]], [tensors[i + 1]], f"node{i}") for i, o in enumerate(unknown[:2])],
-        "odd",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 4, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, 4, 4])],
-    )
-    network = Network(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    nodes = [helper.make_node(o, [tensors[i]], [tensors[i + 1]], f"node{i}") for i, o in enumerate(unknown[:2])]
+    network = Network(model_of(nodes, {"x": [1, 3, 4, 4]}, {"y": [1, 3, 4, 4]}))
     names = [subject.backend.name, *unknown[:2], "node0", "node1"]
     with subject.refuses("backend.refusal", "a network of unknown operators", *names, error=UnsupportedOperatorError):
         subject.backend.executor(network, mode=subject.mode, precision=subject.exact)

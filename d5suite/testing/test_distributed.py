@@ -12,7 +12,7 @@ from d5suite.levels.network import Arrays, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.optimizers.settings import SGD, Adam, Optimizer
-from d5suite.testing.networks import classifier, fed, layers, loss_of, random_batch, with_idle_parameter
+from d5suite.testing.networks import fed, layers, loss_of, random_batch, steady, with_idle_parameter
 from d5suite.testing.subject import Subject, tensor_errors
 from d5suite.testing.test_training import OPTIMIZERS, UPDATES
 
@@ -23,11 +23,6 @@ OTHER = ("adam", "momentum", "clip-both")
 """Optimizers that are tried below float64 too, where the rules are the same but types differ."""
 
 QUICK = ("decay-fp64", "clip-both-fp64", "adam-fp32")
-
-
-def _network(precision: str) -> Network:
-    """Leave out BatchNormalization below float64, where it amplifies small errors."""
-    return with_idle_parameter(classifier() if precision == "fp64" else layers())
 
 
 def _trainer(subject: Subject, network: Network, optimizer: Optimizer, precision: str | None = None) -> Trainer:
@@ -51,7 +46,7 @@ def _agree(subject: Subject, clause: str, what: str, found: Arrays, expected: Ar
     ],
 )
 def test_gradients_and_their_update_make_a_step(subject: Subject, name: str, precision: str) -> None:
-    network = _network(precision)
+    network = with_idle_parameter(steady(precision))
     subject.require(network, gradient=True, level=3, precision=precision)
     optimizer, rates, _ = OPTIMIZERS[name]
     whole, parted = (_trainer(subject, network, optimizer, precision) for _ in range(2))
@@ -92,7 +87,7 @@ def _averaged(all_gradients: list[Buffers]) -> None:
 @pytest.mark.parametrize("name", ["clip-norm", pytest.param("adam", marks=pytest.mark.slow)])
 def test_replicas_with_averaged_gradients_train_as_one_process(subject: Subject, ranks: int, name: str) -> None:
     precision = subject.exact
-    network = _network(precision)
+    network = with_idle_parameter(steady(precision))
     subject.require(network, gradient=True, level=3)
     optimizer = OPTIMIZERS[name].optimizer
     one, *others = (_trainer(subject, network, optimizer) for _ in range(1 + ranks))
@@ -155,7 +150,7 @@ def test_the_arrays_of_gradients_are_the_callers_to_change(subject: Subject, pre
 
 
 def test_gradients_are_those_of_the_network_and_change_nothing(subject: Subject) -> None:
-    network = _network(subject.exact)
+    network = with_idle_parameter(steady(subject.exact))
     subject.require(network, gradient=True, level=3)
     one, other = random_batch(network), random_batch(network, 4, seed=1)
     trainer = _trainer(subject, network, Adam(0.02))
@@ -216,7 +211,7 @@ def _without_loss(answer: Native) -> Native:
 
 
 def test_parameters_are_copied_and_the_optimizers_state_stays(subject: Subject) -> None:
-    precision = "fp32" if "fp32" in subject.backend.precisions else subject.exact
+    precision = subject.timed
     network = with_idle_parameter(layers())
     subject.require(network, gradient=True, level=3)
     batch = random_batch(network)

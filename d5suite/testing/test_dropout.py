@@ -9,7 +9,7 @@ from d5suite.testing.subject import Subject
 from d5suite.validate.network.dropout import check_masks, masking_batch, masking_network, masks_of, masks_of_passes
 
 CALLS = 130
-"""Passes: masks that are repeated after 64 show twice."""
+"""Number of passes: masks that repeat after 64 passes show twice."""
 
 STEPS = 3
 """Training steps, which may have a Dropout of their own."""
@@ -18,7 +18,7 @@ STEPS = 3
 @pytest.mark.parametrize("ratio", [0.25, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_dropout_drops_scales_and_draws_as_it_should(subject: Subject, ratio: float) -> None:
     network = masking_network(ratio)
-    precision = "fp32" if "fp32" in subject.backend.precisions else subject.exact
+    precision = subject.timed
     subject.require(network, gradient=True, precision=precision)
     executor = subject.executor(network, precision)
     found = masks_of_passes(executor, CALLS)

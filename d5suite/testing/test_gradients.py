@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from d5suite.levels.description import PRECISIONS
 from d5suite.levels.network import Executor
 from d5suite.network import Network
 from d5suite.network.zoo import build
-from d5suite.testing.cases import one_operator, values
+from d5suite.testing.cases import model_of, one_operator, values
 from d5suite.testing.fault import node_of_gradient
 from d5suite.testing.networks import (
     GRAPHS,
@@ -130,20 +130,14 @@ def test_loss_means_what_onnx_says(subject: Subject, reduction: str, weighted: b
     scores, labels = values(6, 4), np.array([0, 1, 2, 3, 2, 1])
     weight = [values(4, seed=8) ** 2] if weighted else []
     attributes: dict[str, Any] = {"reduction": reduction} | ({} if ignored is None else {"ignore_index": ignored})
-    node = helper.make_node("SoftmaxCrossEntropyLoss", ["x", "t", "w"][: 2 + weighted], ["y"], **attributes)
-    arrays = dict(zip("xtw", [scores, labels, *weight], strict=False))
-    doubles = {name: value if name == "t" else value.astype(np.float64) for name, value in arrays.items()}
+    names = ["x", "labels", "w"][: 2 + weighted]
+    node = helper.make_node("SoftmaxCrossEntropyLoss", names, ["y"], **attributes)
+    arrays = dict(zip(names, [scores, labels, *weight], strict=True))
+    doubles = {name: value if name == "labels" else value.astype(np.float64) for name, value in arrays.items()}
     (expected,) = ReferenceEvaluator(node).run(None, doubles)
-    number = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [node, helper.make_node("Identity", ["x"], ["z"])],
-        "loss",
-        [number("x", TensorProto.FLOAT, [6, 4]), number("t", TensorProto.INT64, [6])],
-        [number("z", TensorProto.FLOAT, [6, 4]), number("y", TensorProto.FLOAT, [])],
-        [numpy_helper.from_array(w, "w") for w in weight],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    network = Network(model, input="x", output="z", label="t", loss="y")
+    same, weights = helper.make_node("Identity", ["x"], ["z"]), dict(zip("w", weight, strict=False))
+    model = model_of([node, same], {"x": [6, 4], "labels": [6]}, {"z": [6, 4], "y": []}, weights)
+    network = Network(model, input="x", output="z", label="labels", loss="y")
     subject.require(network, gradient=True)
     answer = difference(subject.executor(network), scores, labels)["y"]
     subject.close("operators.meaning", "the loss", answer, np.asarray(expected), subject.rounding)

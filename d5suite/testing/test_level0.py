@@ -16,6 +16,7 @@ from d5suite.testing.operations import OPERATIONS, REPRESENTATIVE
 from d5suite.testing.subject import Subject
 from d5suite.testing.waiting import ENOUGH_S, LEAST_S, elapsed, lasting, require_waiting
 from d5suite.validate.operator.backward import check_backward, check_backward_float64
+from d5suite.validate.operator.compare import RERUNS
 from d5suite.validate.operator.forward import check_forward
 from d5suite.validate.operator.oracle import OperatorOracle, direction
 from d5suite.validate.operator.reference import DIRECTIONS, OperatorReference, reference
@@ -36,9 +37,7 @@ CASES = [
 
 
 def _require(subject: Subject, operation: Operation, *, backward: bool = False) -> None:
-    subject.require(level=0)
-    if operation.precision not in subject.backend.precisions:
-        pytest.skip(f"no {operation.precision}: {subject.backend.absent.get(operation.precision, 'not declared')}")
+    subject.require(level=0, precision=operation.precision)
     lacking = subject.backend.lacks(operation, backward=backward)
     if lacking:
         pytest.skip(lacking)
@@ -85,14 +84,19 @@ def test_backward(
         return
     timed = operation.with_precision(precision)
     _require(subject, timed, backward=True)
-    operator = subject.operator(timed)
-    if exact.precision == "fp64":
-        found = check_backward(operator, vouching, SEED)
-        subject.prove("operator.backward", found.checks)
-        what = f"the gradient of {operation.name} changes from call to call"
-        subject.deterministic("operator.backward", what, found, timed.precision)
-    else:
-        subject.prove("operator.backward", check_backward_float64(operator, _known(timed, SEED), SEED))
+    _prove_backward(subject, subject.operator(timed), vouching, SEED)
+
+
+def _prove_backward(subject: Subject, operator: Operator, vouching: Operator, seed: int, reruns: int = RERUNS) -> None:
+    """Prove a gradient by the backend's float64 gradient, if there is one, or by differences."""
+    operation = operator.operation
+    if operation.precision == "fp64" or vouching.operation.precision != "fp64":
+        subject.prove("operator.backward", check_backward_float64(operator, _known(operation, seed), seed))
+        return
+    found = check_backward(operator, vouching, seed, reruns=reruns)
+    subject.prove("operator.backward", found.checks)
+    what = f"the gradient of {operation.name} changes from call to call"
+    subject.deterministic("operator.backward", what, found, operation.precision)
 
 
 def _known(operation: Operation, seed: int) -> OperatorReference:
@@ -189,14 +193,7 @@ def test_every_backward_pass_of_an_operator_is_made_anew(
         _require(subject, each, backward=True)
     vouching, operator = proved(operation), subject.operator(timed)
     for seed in range(SEED, SEED + FEEDS):
-        if precision == "fp64" or exact.precision != "fp64":
-            subject.prove("operator.backward", check_backward_float64(operator, _known(timed, seed), seed))
-        else:
-            checked = check_backward(operator, vouching, seed, reruns=1)
-            subject.prove("operator.backward", checked.checks)
-            what = f"the gradient of {operation.name} changes from call to call"
-            subject.deterministic("operator.backward", what, checked, precision)
-
+        _prove_backward(subject, operator, vouching, seed, reruns=1)
     seeds = range(SEED, SEED + FEEDS)
     above = [timed.draw_gradients(seed) for seed in seeds]
     given = [[array.copy() for array in arrays] for arrays in above]
@@ -246,7 +243,7 @@ def test_synchronize_waits_for_an_operator(subject: Subject) -> None:
     def product(size: int) -> Operation:
         return Operation("MatMul", {"A": (size, size), "B": (size, size)}).with_precision(precision)
 
-    precision = "fp32" if "fp32" in subject.backend.precisions else subject.exact
+    precision = subject.timed
     _require(subject, product(64))
 
     def prepared(size: int) -> tuple[Operator, Callable[[], Any]]:

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from d5suite.levels.profile import check_profile
 from d5suite.network import Network
-from d5suite.testing.cases import values
+from d5suite.testing.cases import model_of, values
 from d5suite.testing.fault import node_of_output
 from d5suite.testing.networks import GRAPHS, LARGER, LIGHT, classifier, every_operator, random_batch, sharing, today
 from d5suite.testing.subject import Subject, copied, difference, output, overwrite
@@ -36,7 +36,7 @@ def test_light_network_gives_its_shipped_output(subject: Subject, path: Path, tm
     decided = path.stem not in UNDECIDED
     network = Network.load(path if decided else _before_softmax(path, tmp_path))
     subject.require(network)
-    precision = "fp32" if "fp32" in subject.backend.precisions else subject.exact
+    precision = subject.timed
     shape = tuple(n or 1 for n in network.shapes[network.input])
     x = (np.arange(np.prod(shape)).reshape(shape) / np.prod(shape)).astype(np.float32)  # as ONNX's own test runner
     if decided:
@@ -108,14 +108,8 @@ def test_an_output_may_be_constant(subject: Subject) -> None:
     """Detectors return constant anchors beside computed outputs."""
     fixed = {"anchors": values(3, 2, seed=1), "scale": np.array(0.25, np.float32)}
     tensors = {"y": ["N", 4], **{name: list(value.shape) for name, value in fixed.items()}}
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", ["x"], ["y"], "relu")],
-        "constant",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 4])],
-        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in tensors.items()],
-        [numpy_helper.from_array(value, name) for name, value in fixed.items()],
-    )
-    network = Network(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10))
+    relu = onnx.helper.make_node("Relu", ["x"], ["y"], "relu")
+    network = Network(model_of([relu], {"x": ["N", 4]}, tensors, fixed), name="constant")
     subject.require(network)
     executor = subject.executor(network)
     x = values(2, 4, seed=2)
@@ -254,7 +248,7 @@ def test_layer_times_are_of_nodes_and_can_be_true(subject: Subject, tmp_path: Pa
         pytest.skip(f"no profile: {backend.absent['profile']}")
     network = classifier()
     subject.require(network)
-    executor = subject.executor(network, "fp32" if "fp32" in backend.precisions else subject.exact)
+    executor = subject.executor(network, subject.timed)
     feed = executor.feed(network.arrays(random_batch(network, 4)[0]))
 
     def step() -> None:

@@ -30,6 +30,7 @@ from onnx.backend.test.loader import load_model_tests
 
 from d5suite.levels.contract import ContractError
 from d5suite.network import Network
+from d5suite.network.graph_edits import copy_of, replace_items
 from d5suite.network.onnx_file import OLDEST_OPSET
 from d5suite.network.operation import PRECISIONS, Operation
 from d5suite.testing.networks import fed
@@ -61,17 +62,16 @@ class NodeNetwork(onnx.backend.base.BackendRep):
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return the node's output."""
-        model = onnx.ModelProto()
-        model.CopyFrom(self.model)
+        model = copy_of(self.model)
         graph = model.graph
         names = [i.name for i in graph.input]
         loss = graph.node[0].op_type == LOSS
         inputs_fed = 2 if loss else 1
-        del graph.input[:]
-        graph.input.extend(
+        fed_infos = (
             helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
             for n, a in zip(names[:inputs_fed], inputs[:inputs_fed], strict=True)
         )
+        replace_items(graph.input, fed_infos)
         graph.initializer.extend(
             numpy_helper.from_array(np.asarray(a), n)
             for n, a in zip(names[inputs_fed:], inputs[inputs_fed:], strict=True)
@@ -187,7 +187,7 @@ class NodeTest(onnx.backend.test.BackendTest):
 
 
 def _is_number(dtype: np.dtype) -> bool:
-    """Whether a type is NumPy's own or bfloat16, not packed, 8-bit floating point or text."""
+    """Return whether a type is NumPy's own or bfloat16: not packed, float8 or text."""
     return (dtype.kind in "biuf" and dtype.isbuiltin == 1) or dtype in PRECISIONS.values()
 
 

@@ -15,18 +15,18 @@ from d5suite.errors import BackendError
 from d5suite.instruments.memory import watch_peak
 from d5suite.levels.network import Native
 from d5suite.optimizers.settings import SGD
-from d5suite.testing.networks import classifier, dropping, heavy, random_batch
+from d5suite.testing.networks import classifier, dropping, heavy, random_batch, roomy
 from d5suite.testing.probe import GIVEN, LOSSES, verdict
 from d5suite.testing.subject import Subject
 from d5suite.testing.waiting import elapsed, lasting, require_waiting
 
 FEWEST, MOST = 1, 2048
-"""Images per step whose work `synchronize` waits for; a fast device needs many."""
+"""Fewest and most images per step that `synchronize` waits for; a fast device needs many."""
 
 LATER_CALLS = 6
 
 LATER_MIB = 128
-"""MiB that may be taken after the first two calls of a network that needs about 20."""
+"""MiB that may be taken after the first two calls of a network that needs about 30."""
 
 
 @lru_cache
@@ -50,7 +50,7 @@ def _seeded(subject: Subject, seed: int, *further: str) -> dict[str, Any]:
 
 def test_a_seed_decides_the_random_numbers(subject: Subject) -> None:
     subject.require(dropping(), gradient=True)
-    found = [_seeded(subject, *seed) for seed in ((3,), (3, LOSSES), (4,))]
+    found = [_seeded(subject, *seed) for seed in ((3,), (3, LOSSES), (4, LOSSES))]
     precision, (first, again, other) = found[0]["precision"], [each["losses"] for each in found]
     subject.hold("runtime.seed", not subject.apart(again, first, precision), "two processes with one seed differ")
     subject.hold("runtime.seed", subject.apart(other, first, precision), "two seeds give the same numbers")
@@ -62,7 +62,9 @@ def test_the_thread_budget_is_obeyed(subject: Subject, kind: str) -> None:
         pytest.skip("threads are counted on the CPU")
     subject.require(heavy(), gradient=kind == "gradients")
     key = "windows" if kind == "inference" else "gradient_windows"
-    windows = [window for seed in (3, 4) for window in _seeded(subject, seed)[key]]
+    windows = _seeded(subject, 3)[key]
+    if not verdict(windows):  # what a second process shows could change no other verdict
+        windows = [*windows, *_seeded(subject, 4)[key]]
     obeyed, wanted = verdict(windows), max(wanted for _, wanted, *_ in windows)
     if obeyed is None:
         used = min(used for used, *_ in windows)
@@ -72,9 +74,9 @@ def test_the_thread_budget_is_obeyed(subject: Subject, kind: str) -> None:
 
 def test_later_calls_take_no_more_memory(subject: Subject) -> None:
     """A recipe records the peak of the first calls."""
-    network = heavy()
+    network = roomy()
     subject.require(network)
-    executor = subject.executor(network, _timed(subject))
+    executor = subject.executor(network, subject.timed)
     gradient = "gradient" not in subject.backend.absent
     images, labels = random_batch(network)
     feed = executor.feed({"image": images, **({"label": labels} if gradient else {})})
@@ -100,7 +102,7 @@ def test_later_calls_take_no_more_memory(subject: Subject) -> None:
 def test_synchronize_waits_for(subject: Subject, kind: str) -> None:
     network = heavy()
     subject.require(network, gradient=kind != "inference", level=2 if kind == "updates" else 1)
-    executor = subject.executor(network, _timed(subject))
+    executor = subject.executor(network, subject.timed)
     issue: Callable[..., Native] = executor.forward
     read: Callable[[Native], Any] = executor.fetch
     if kind == "gradients":
@@ -122,14 +124,10 @@ def test_synchronize_waits_for(subject: Subject, kind: str) -> None:
     require_waiting(subject, "executor.synchronize", lambda: issue(fed), lambda _: executor.synchronize(), read)
 
 
-def _timed(subject: Subject) -> str:
-    return "fp32" if "fp32" in subject.backend.precisions else subject.exact
-
-
 def test_nothing_is_printed_while_a_network_runs(subject: Subject, capfd: pytest.CaptureFixture[str]) -> None:
     network = classifier()
     subject.require(network)
-    executor = subject.executor(network, _timed(subject))
+    executor = subject.executor(network, subject.timed)
     images, labels = random_batch(network)
     feed = executor.feed(
         {"image": images, "label": labels} if "gradient" not in subject.backend.absent else {"image": images}

@@ -14,13 +14,13 @@ import pytest
 
 from d5suite.distributed.communicators import problem
 from d5suite.distributed.schemes import SCHEMES, settings_from_dict
-from d5suite.levels.distributed import Buffers, Replica
+from d5suite.levels.distributed import Replica
 from d5suite.levels.network import Arrays
 from d5suite.optimizers.settings import SGD
 from d5suite.testing import scheme_rank
-from d5suite.testing.networks import loss_of
+from d5suite.testing.networks import loss_of, steady
 from d5suite.testing.ranks import run_ranks
-from d5suite.testing.scheme_rank import RANKS, SCHEME_CASES, STEPS, RankRun, begin, cases, network_of, rank_feed
+from d5suite.testing.scheme_rank import RANKS, SCHEME_CASES, STEPS, RankRun, begin, cases, rank_feed
 from d5suite.testing.subject import Subject, chosen, tensor_errors
 from d5suite.validate.distributed.rules import check_weights, expected
 
@@ -44,7 +44,7 @@ class RankRuns:
     Attributes
     ----------
     folder : Path
-        It holds their runs.
+        Folder with the ranks' runs.
     failure : str
         Which rank failed, and the end of its log; empty if none.
     """
@@ -52,6 +52,7 @@ class RankRuns:
     folder: Path
     failure: str
     _replicas: dict[tuple[str, SGD], Replica] = field(default_factory=dict)
+    _alone: dict[tuple[str, SGD], RankRun] = field(default_factory=dict)
 
     def runs(self, subject: Subject, name: str, precision: str) -> list[RankRun]:
         """Return all ranks' runs through a scheme."""
@@ -63,10 +64,17 @@ class RankRuns:
         """Return a replica in this process, at the start of training."""
         key = precision, optimizer
         if key not in self._replicas:
-            executor = subject.executor(network_of(precision), precision)
+            executor = subject.executor(steady(precision), precision)
             self._replicas[key] = subject.replica(subject.trainer(executor, optimizer))
         begin(self._replicas[key].trainer)
         return self._replicas[key]
+
+    def alone(self, subject: Subject, precision: str, optimizer: SGD) -> RankRun:
+        """Train in this process on all ranks' batches, once for all schemes."""
+        key = precision, optimizer
+        if key not in self._alone:
+            self._alone[key] = _alone(self.replica(subject, precision, optimizer))
+        return self._alone[key]
 
 
 @pytest.fixture(scope="module")
@@ -79,23 +87,24 @@ def ranks(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> RankRun
 def test_ranks_follow_the_schemes_rule(
     subject: Subject, name: str, precision: str, request: pytest.FixtureRequest
 ) -> None:
-    subject.require(network_of(precision), gradient=True, level=3)
+    subject.require(steady(precision), gradient=True, level=3)
     lacking = problem("gloo")
     if lacking:
         pytest.skip(lacking)
-    ranks: RankRuns = request.getfixturevalue("ranks")  # not of a backend that lacks level 3
+    ranks: RankRuns = request.getfixturevalue("ranks")  # only now: a backend may lack level 3
     case, runs = SCHEME_CASES[name], ranks.runs(subject, name, precision)
-    replica = ranks.replica(subject, precision, case.optimizer)
     if SCHEMES[case.scheme].synchronous:
-        weights, losses = _alone(replica)
-        _held(subject, f"{name} vs one process", runs, [[each] * RANKS for each in weights], precision)
+        alone = ranks.alone(subject, precision, case.optimizer)
+        _held(subject, f"{name} vs one process", runs, [[each] * RANKS for each in alone.weights], precision)
         mean = np.mean([each.losses for each in runs], axis=0)
-        subject.close("scheme.meaning", f"losses, {name} vs one process", mean, losses, AGREEMENT[precision])
-        state = replica.trainer.state()
+        subject.close(
+            "scheme.meaning", f"losses, {name} vs one process", mean, np.array(alone.losses), AGREEMENT[precision]
+        )
         for rank, each in enumerate(runs):
             what = f"the optimizer's state, {name} vs one process, rank {rank}"
-            subject.prove("scheme.meaning", tensor_errors(what, each.state, state, AGREEMENT[precision]))
+            subject.prove("scheme.meaning", tensor_errors(what, each.state, alone.state, AGREEMENT[precision]))
     if precision == subject.exact:
+        replica = ranks.replica(subject, precision, case.optimizer)
         _held(subject, f"{name} vs its rule", runs, _rule(replica, name), precision)
     first, *others = (each.weights[-1] for each in runs)
     for rank, other in enumerate(others, start=1):
@@ -110,20 +119,21 @@ def _held(subject: Subject, what: str, runs: list[RankRun], right: list[list[Arr
         )
 
 
-def _alone(replica: Replica) -> tuple[list[Buffers], np.ndarray]:
-    """Return the weights after each step on all ranks' batches, and at the end; and the losses."""
-    trainer, weights, losses = replica.trainer, [], []
+def _alone(replica: Replica) -> RankRun:
+    """Train a replica, at its start, on all ranks' batches; return the run."""
+    trainer, done = replica.trainer, RankRun()
     for step in range(STEPS):
         loss = trainer.step(*(rank_feed(trainer, step, rank) for rank in range(RANKS)))
-        losses.append(loss_of(trainer.executor, loss))
-        weights.append(replica.weights())
-    return [*weights, weights[-1]], np.array(losses)
+        done.losses.append(loss_of(trainer.executor, loss))
+        done.weights.append(replica.weights())
+    done.weights.append(done.weights[-1])
+    done.state = trainer.state()
+    return done
 
 
 def _rule(replica: Replica, name: str) -> list[list[Arrays]]:
     """Return the weights by the rule, with the trainer's gradients, which other cases prove."""
     trainer, case = replica.trainer, SCHEME_CASES[name]
-    begin(trainer)
     start = replica.weights()
 
     def gradient(weights: Arrays, batch: tuple[int, int]) -> Arrays:

@@ -32,7 +32,7 @@ LEAST_S = 0.02
 """Shortest work whose remainder can be distinguished from noise."""
 
 MOST_TIMES = 1024
-"""How many times short work is issued at most."""
+"""Most times that short work is issued."""
 
 
 def lasting(seconds: Callable[[int], float], fewest: int, most: int, enough_s: float = ENOUGH_S) -> int:

@@ -7,9 +7,8 @@ neighbours.
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,8 +16,9 @@ import numpy as np
 
 from d5suite.traces.calls import Calls, exclusive
 from d5suite.traces.delays import Delays, delays_of
-from d5suite.traces.events import Kind, Trace
+from d5suite.traces.events import EventKind, Trace
 from d5suite.traces.path import Piece, critical_path
+from d5suite.traces.spans import common, merged
 from d5suite.traces.waits import PATTERNS, SYNCHRONIZING, Wait, WaitStates, wait_states
 
 OUTSIDE = "(outside of any region)"
@@ -202,7 +202,7 @@ def _exposed(trace: Trace, states: WaitStates, is_mpi: np.ndarray) -> list[Wait]
     A wait of another thread counts while the main one waits for that thread.
     """
     homes = trace.homes
-    blocked: dict[int, list[tuple[int, int]]] = {}
+    blocked: dict[int, np.ndarray] = {}
     found = []
     for wait in states.waits:
         home = homes[wait.location]
@@ -212,20 +212,10 @@ def _exposed(trace: Trace, states: WaitStates, is_mpi: np.ndarray) -> list[Wait]
         if home not in blocked:
             blocked[home] = merged(_spans(states.calls[home], is_mpi))
         cause = homes[wait.cause] if wait.cause >= 0 else -1
-        for begin, end in overlaps(blocked[home], wait.begin, wait.end):
+        spans = blocked[home]
+        first, last = np.searchsorted(spans[:, 1], wait.begin, "right"), np.searchsorted(spans[:, 0], wait.end)
+        for begin, end in spans[first:last].clip(wait.begin, wait.end).tolist():
             found.append(wait._replace(location=home, call=-1, begin=begin, end=end, cause=cause))
-    return found
-
-
-def overlaps(spans: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
-    """Return the parts of `merged` spans that lie between two times."""
-    first = max(0, bisect.bisect_right(spans, (begin, begin)) - 1)
-    found = []
-    for start, stop in spans[first:]:
-        if start >= end:
-            break
-        if stop > begin:
-            found.append((max(start, begin), min(stop, end)))
     return found
 
 
@@ -235,33 +225,7 @@ def _ticks_of_waits(trace: Trace, waits: Sequence[Wait]) -> list[int]:
     for wait in waits:
         if wait.pattern in SYNCHRONIZING:
             spans[wait.location].append((wait.begin, wait.end))
-    return [sum(end - begin for begin, end in merged(each)) for each in spans]
-
-
-def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans of time in order, joined where they overlap."""
-    found: list[tuple[int, int]] = []
-    for begin, end in sorted(spans):
-        if end <= begin:
-            continue
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
-def common(ones: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> int:
-    """Return for how long two sets of `merged` spans overlap."""
-    total, first, second = 0, 0, 0
-    while first < len(ones) and second < len(others):
-        (begin, end), (start, stop) = ones[first], others[second]
-        total += max(0, min(end, stop) - max(begin, start))
-        if end < stop:
-            first += 1
-        else:
-            second += 1
-    return total
+    return [int(np.diff(merged(_rows(each))).sum()) for each in spans]
 
 
 def _inside(
@@ -282,28 +246,31 @@ def _overlap(trace: Trace, calls: Sequence[Calls], location: int, is_mpi: np.nda
     if not len(events):
         return 0
     process = trace.locations[location].process, trace.locations[location].host
+    others = [
+        _spans(calls[other], is_mpi)
+        for other, each in enumerate(trace.locations)
+        if other != location and (each.process, each.host) == process
+    ]
     under_way: list[tuple[int, int]] = []
-    for other, each in enumerate(trace.locations):
-        if other != location and (each.process, each.host) == process:
-            under_way += _spans(calls[other], is_mpi)
     posted: dict[int, int] = {}
-    for index in np.flatnonzero((events.kind >= Kind.ISEND) & (events.kind <= Kind.IRECV)).tolist():
+    for index in np.flatnonzero((events.kind >= EventKind.ISEND) & (events.kind <= EventKind.IRECV)).tolist():
         kind, request, time = int(events.kind[index]), int(events.request[index]), int(events.time[index])
-        if kind in (Kind.ISEND, Kind.IRECV_REQUEST):
+        if kind in (EventKind.ISEND, EventKind.IRECV_REQUEST):
             posted[request] = time
         elif request in posted:
             under_way.append((posted.pop(request), time))
     busy = merged(_spans(own, is_mpi | is_wait))
-    begin, end = int(events.time[0]), int(events.time[-1])
-    edges = [begin, *(edge for span in busy for edge in span), end]
-    computing = merged(zip(edges[::2], edges[1::2], strict=True))
-    return common(computing, merged(under_way))
+    computing = np.concatenate([events.time[:1], busy.ravel(), events.time[-1:]]).reshape(-1, 2)
+    return int(common(merged(computing), merged(np.concatenate([*others, _rows(under_way)]))).sum())
 
 
-def _spans(calls: Calls, is_mpi: np.ndarray) -> list[tuple[int, int]]:
-    """Return begin and end of a location's calls of MPI."""
-    chosen = is_mpi[calls.region]
-    return list(zip(calls.enter[chosen].tolist(), calls.leave[chosen].tolist(), strict=True))
+def _spans(calls: Calls, is_mpi: np.ndarray) -> np.ndarray:
+    """Return begin and end of a location's calls of MPI, (n, 2)."""
+    return np.stack([calls.enter, calls.leave], axis=1)[is_mpi[calls.region]]
+
+
+def _rows(spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    return np.array(spans, np.int64).reshape(-1, 2)
 
 
 def _patterns(waits: Sequence[Wait]) -> dict[str, tuple[int, int]]:

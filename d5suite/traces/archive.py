@@ -23,7 +23,7 @@ import numpy as np
 import d5suite
 from d5suite.errors import TraceError
 from d5suite.files import atomic_folder
-from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, Events, Kind, Location, MetricSeries, Region, Trace
+from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, EventKind, Events, Location, MetricSeries, Region, Trace
 
 ANCHOR = "traces.otf2"
 """Name of the file that stands for an archive."""
@@ -108,7 +108,7 @@ def write_archive(trace: Trace, folder: Path, *, description: str = "") -> Path:
     folder : Path
         Must not exist yet, or be empty.
     description : str
-        Of the run.
+        Description of the run.
 
     Returns
     -------
@@ -281,18 +281,18 @@ def _event_writer(
         calls[kind] = function = getattr(library, f"OTF2_EvtWriter_{name}")
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, *columns.values()]
         function.restype = ctypes.c_int
-    enter, leave = calls[Kind.ENTER], calls[Kind.LEAVE]
+    enter, leave = calls[EventKind.ENTER], calls[EventKind.LEAVE]
     raw = ctypes.cast(handle, ctypes.c_void_p)
     numbers = events.region.copy()
-    nested = events.kind <= Kind.LEAVE
+    nested = events.kind <= EventKind.LEAVE
     numbers[nested] = np.array(regions or [0], np.int64)[events.region[nested]]
     kinds, whats = events.kind.tolist(), numbers.tolist()
 
-    def other(index: int, kind: Kind) -> int:
+    def other(index: int, kind: EventKind) -> int:
         values = {name: int(getattr(events, name)[index]) for name in _RECORDS[kind][1]}
         if "communicator" in values:
             values["communicator"] = communicators[values["communicator"]] if values["communicator"] >= 0 else 0
-        if kind is Kind.COLLECTIVE and values["peer"] < 0:
+        if kind is EventKind.COLLECTIVE and values["peer"] < 0:
             values["peer"] = NO_ROOT
         failed: int = calls[kind](raw, None, times[index], *values.values())
         return failed
@@ -305,7 +305,7 @@ def _event_writer(
             elif kind == 1:
                 failed |= leave(raw, None, time, what)
             else:
-                failed |= other(index, Kind(kind))
+                failed |= other(index, EventKind(kind))
             index += 1
         if failed:
             raise OSError(None, "the OTF2 library refused an event, or its disk is full")
@@ -316,16 +316,16 @@ def _event_writer(
 _U8, _U32, _U64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
 _MESSAGE = {"peer": _U32, "communicator": _U32, "tag": _U32}
 
-_RECORDS: dict[Kind, tuple[str, dict[str, Any]]] = {
-    Kind.ENTER: ("Enter", {"region": _U32}),
-    Kind.LEAVE: ("Leave", {"region": _U32}),
-    Kind.SEND: ("MpiSend", _MESSAGE | {"sent": _U64}),
-    Kind.RECV: ("MpiRecv", _MESSAGE | {"received": _U64}),
-    Kind.ISEND: ("MpiIsend", _MESSAGE | {"sent": _U64, "request": _U64}),
-    Kind.ISEND_COMPLETE: ("MpiIsendComplete", {"request": _U64}),
-    Kind.IRECV_REQUEST: ("MpiIrecvRequest", {"request": _U64}),
-    Kind.IRECV: ("MpiIrecv", _MESSAGE | {"received": _U64, "request": _U64}),
-    Kind.COLLECTIVE: (
+_RECORDS: dict[EventKind, tuple[str, dict[str, Any]]] = {
+    EventKind.ENTER: ("Enter", {"region": _U32}),
+    EventKind.LEAVE: ("Leave", {"region": _U32}),
+    EventKind.SEND: ("MpiSend", _MESSAGE | {"sent": _U64}),
+    EventKind.RECV: ("MpiRecv", _MESSAGE | {"received": _U64}),
+    EventKind.ISEND: ("MpiIsend", _MESSAGE | {"sent": _U64, "request": _U64}),
+    EventKind.ISEND_COMPLETE: ("MpiIsendComplete", {"request": _U64}),
+    EventKind.IRECV_REQUEST: ("MpiIrecvRequest", {"request": _U64}),
+    EventKind.IRECV: ("MpiIrecv", _MESSAGE | {"received": _U64, "request": _U64}),
+    EventKind.COLLECTIVE: (
         "MpiCollectiveEnd", {"region": _U8, "communicator": _U32, "peer": _U32, "sent": _U64, "received": _U64}
     ),
 }  # fmt: skip
@@ -443,7 +443,7 @@ def _read(reader: Any, anchor: Path) -> Trace:
 def _metrics(
     definitions: Any, readings: dict[tuple[int, int, int], list[tuple[int, float]]], index_of: dict[int, int]
 ) -> list[MetricSeries]:
-    """Name the readings; those of a metric that is not defined are dropped."""
+    """Return the readings as named series; drop the readings of undefined metrics."""
     members = {
         each._ref: getattr(each, "metric_class", each).members for each in definitions._metrics if each is not None
     }
@@ -508,14 +508,14 @@ def _callbacks(
 
         return record
 
-    def add(location: int, time: int, kind: Kind, operation: int, *values: int) -> int:
+    def add(location: int, time: int, kind: EventKind, operation: int, *values: int) -> int:
         columns[location].further.append((len(columns[location].times), *values))
         times[location](time)
         kinds[location](kind)
         whats[location](operation)
         return 0
 
-    def message(kind: Kind, is_send: bool) -> Callable[..., int]:
+    def message(kind: EventKind, is_send: bool) -> Callable[..., int]:
         def record(
             location: int, time: int, _data: object, _attributes: object, peer: int, comm: int, tag: int, size: int,
             request: int = -1,
@@ -525,7 +525,7 @@ def _callbacks(
 
         return record
 
-    def requested(kind: Kind) -> Callable[..., int]:
+    def requested(kind: EventKind) -> Callable[..., int]:
         def record(location: int, time: int, _data: object, _attributes: object, request: int) -> int:
             return add(location, time, kind, -1, -1, -1, -1, 0, 0, request)
 
@@ -540,7 +540,7 @@ def _callbacks(
             return skip("MpiCollectiveEnd of memory or handles")(location, time)
         root = -1 if root == NO_ROOT else root
         return add(
-            location, time, Kind.COLLECTIVE, operation, communicators.get(comm, -1), root, -1, sent, received, -1
+            location, time, EventKind.COLLECTIVE, operation, communicators.get(comm, -1), root, -1, sent, received, -1
         )
 
     def metric(
@@ -559,14 +559,14 @@ def _callbacks(
         return record
 
     known: dict[str, Callable[..., int]] = {
-        "Enter": entry(Kind.ENTER),
-        "Leave": entry(Kind.LEAVE),
-        "MpiSend": message(Kind.SEND, True),
-        "MpiRecv": message(Kind.RECV, False),
-        "MpiIsend": message(Kind.ISEND, True),
-        "MpiIrecv": message(Kind.IRECV, False),
-        "MpiIsendComplete": requested(Kind.ISEND_COMPLETE),
-        "MpiIrecvRequest": requested(Kind.IRECV_REQUEST),
+        "Enter": entry(EventKind.ENTER),
+        "Leave": entry(EventKind.LEAVE),
+        "MpiSend": message(EventKind.SEND, True),
+        "MpiRecv": message(EventKind.RECV, False),
+        "MpiIsend": message(EventKind.ISEND, True),
+        "MpiIrecv": message(EventKind.IRECV, False),
+        "MpiIsendComplete": requested(EventKind.ISEND_COMPLETE),
+        "MpiIrecvRequest": requested(EventKind.IRECV_REQUEST),
         "MpiCollectiveEnd": collective,
         "Metric": metric,
     }

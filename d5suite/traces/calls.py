@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from d5suite.traces.events import Events, Kind
+from d5suite.traces.events import EventKind, Events
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,15 @@ class Calls:
     def __len__(self) -> int:
         return len(self.enter)
 
+    @property
+    def depth(self) -> np.ndarray:
+        """How many calls lie around each call, int64."""
+        depths = np.zeros(len(self), np.int64)
+        for call, parent in enumerate(self.parent.tolist()):
+            if parent >= 0:
+                depths[call] = depths[parent] + 1
+        return depths
+
 
 def calls_of(events: Events) -> Calls:
     """Join entries and exits.
@@ -53,14 +62,14 @@ def calls_of(events: Events) -> Calls:
     owner = [-1] * len(times)
     stack: list[int] = []
     for index, (time, kind) in enumerate(zip(times, kinds, strict=True)):
-        if kind == Kind.ENTER:
+        if kind == EventKind.ENTER:
             parent.append(stack[-1] if stack else -1)
             stack.append(len(enter))
             enter.append(time)
             leave.append(-1)
             region.append(regions[index])
             owner[index] = stack[-1]
-        elif kind == Kind.LEAVE:
+        elif kind == EventKind.LEAVE:
             if stack and region[stack[-1]] != regions[index] and regions[index] not in (region[call] for call in stack):
                 continue
             while stack:
@@ -93,7 +102,7 @@ def exclusive(events: Events, calls: Calls) -> tuple[np.ndarray, np.ndarray]:
     call : numpy.ndarray of int64, shape (n,)
         The innermost call during the piece, or -1.
     """
-    is_leave = events.kind == Kind.LEAVE
+    is_leave = events.kind == EventKind.LEAVE
     call = calls.owner.copy()
     known = is_leave & (call >= 0)
     call[known] = calls.parent[call[known]]

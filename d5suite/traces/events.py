@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """The kind of an event; the names are those of OTF2's records."""
 
     ENTER = 0
@@ -52,19 +52,19 @@ class Events:
     time : numpy.ndarray of int64
         Ticks of the trace's clock; never decreasing.
     kind : numpy.ndarray of int8
-        `Kind`.
+        `EventKind`.
     region : numpy.ndarray of int32
-        Of ENTER and LEAVE: index into `Trace.regions`. Of COLLECTIVE: a `CollectiveOp`.
+        For ENTER and LEAVE: index into `Trace.regions`. For COLLECTIVE: a `CollectiveOp`.
     communicator : numpy.ndarray of int32
-        Of messages and collectives: index into `Trace.communicators`.
+        For messages and collectives: index into `Trace.communicators`.
     peer : numpy.ndarray of int64
-        Of messages: the other rank in the communicator. Of COLLECTIVE: the root's rank, or -1.
+        For messages: the other rank in the communicator. For COLLECTIVE: the root's rank, or -1.
     tag : numpy.ndarray of int64
-        Of messages.
+        For messages.
     sent, received : numpy.ndarray of int64
         Bytes.
     request : numpy.ndarray of int64
-        Of non-blocking messages: the number that joins the request to its completion.
+        For non-blocking messages: the number that joins the request to the completion.
     """
 
     time: np.ndarray
@@ -185,7 +185,7 @@ class Region:
 
     @property
     def waits(self) -> bool:
-        """Whether the time in it, outside of MPI, is waiting: for another program, or a thread."""
+        """Whether a region outside of MPI is waiting time: for another program, or a thread."""
         return self.role == "thread_wait" and not self.is_mpi
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from d5suite.errors import TraceError
 from d5suite.files import atomic_hdf5
-from d5suite.traces.events import COLUMNS, Comm, Events, Kind, Location, MetricSeries, Region, Trace
+from d5suite.traces.events import COLUMNS, Comm, EventKind, Events, Location, MetricSeries, Region, Trace
 
 FORMAT = "d5suite-trace-1"
 
@@ -34,7 +34,7 @@ def write_hdf5(trace: Trace, path: Path) -> None:
         "regions": [asdict(each) for each in trace.regions],
         "communicators": [asdict(each) for each in trace.communicators],
         "metrics": [{"name": each.name, "unit": each.unit, "location": each.location} for each in trace.metrics],
-        "kinds": {each.name: int(each) for each in Kind},
+        "kinds": {each.name: int(each) for each in EventKind},
         "skipped": dict(trace.skipped),
         "notes": list(trace.notes),
         "properties": dict(trace.properties),
@@ -101,7 +101,7 @@ def _read(file: Any) -> Trace:
 
 def _check(events: Events, regions: int, communicators: int) -> None:
     """Raise `ValueError` if events name what is not defined."""
-    nested = events.region[events.kind <= Kind.LEAVE]
+    nested = events.region[events.kind <= EventKind.LEAVE]
     if len(nested) and not 0 <= nested.min() <= nested.max() < regions:
         raise ValueError("an event is in a region that is not defined")
     if len(events) and (events.communicator.max() >= communicators or events.kind.min() < 0):

@@ -30,7 +30,7 @@ def critical_path(trace: Trace, waits: Sequence[Wait]) -> list[Piece]:
     ----------
     trace : Trace
     waits : sequence of Wait
-        Of `d5suite.traces.waits.wait_states`.
+        As returned by `d5suite.traces.waits.wait_states`.
     """
     if not len(trace):
         return []

@@ -19,7 +19,7 @@ from typing import Any
 
 from d5suite.errors import TraceError
 from d5suite.traces.events import Trace
-from d5suite.traces.slices import Group, Row, Slice, trace_of
+from d5suite.traces.slices import RankNames, TimeSlice, Track, trace_of
 
 SUFFIXES = (".json", ".json.gz", ".pb")
 """Ends of names of files that profilers write."""
@@ -57,7 +57,7 @@ def read_profiles(paths: Sequence[Path]) -> Trace:
     if len(paths) == 1 and paths[0].name.lower().endswith(".pb"):
         return _read_xspace(paths[0])
     files = [_File(path) for path in paths]
-    groups: list[Group] = []
+    groups: list[RankNames] = []
     if len(files) > 1:
         ranks = [each.rank for each in files]
         if sorted(ranks) != list(range(len(files))):
@@ -67,7 +67,7 @@ def read_profiles(paths: Sequence[Path]) -> Trace:
                 hint=f"Name one of {', '.join(path.name for path in list(paths)[:8])}.",
             )
         files.sort(key=lambda each: each.rank)
-        groups = [Group("world", tuple(each.process for each in files))]
+        groups = [RankNames("world", tuple(each.process for each in files))]
     skipped: Counter[str] = Counter()
     for each in files:
         skipped.update(each.skipped)
@@ -87,7 +87,7 @@ class _File:
         self.rank, self.process = -1, ""
         self.notes: list[str] = []
         self.skipped: Counter[str] = Counter()
-        self._rows: dict[tuple[str, str], Row] = {}
+        self._rows: dict[tuple[str, str], Track] = {}
         self._open: dict[tuple[str, str], list[tuple[int, str, str]]] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._metrics: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
@@ -137,7 +137,7 @@ class _File:
             length = _nanoseconds(event.get("dur", 0))
             if length is None or length < 0:
                 return False
-            self._row(key).slices.append(Slice(time, time + length, name, category))
+            self._row(key).slices.append(TimeSlice(time, time + length, name, category))
         elif kind == "B":
             self._open.setdefault(key, []).append((time, name, category))
         elif kind == "E":
@@ -145,7 +145,7 @@ class _File:
                 self.skipped["end without a begin"] += 1
                 return True
             begin, name, category = self._open[key].pop()
-            self._row(key).slices.append(Slice(begin, max(begin, time), name, category))
+            self._row(key).slices.append(TimeSlice(begin, max(begin, time), name, category))
         elif kind == "C":
             for what, value in (event.get("args") or {}).items() if isinstance(event.get("args"), dict) else ():
                 if isinstance(value, (int, float)) and math.isfinite(value):
@@ -157,23 +157,23 @@ class _File:
             return False
         return True
 
-    def _row(self, key: tuple[str, str]) -> Row:
+    def _row(self, key: tuple[str, str]) -> Track:
         if key not in self._rows:
-            self._rows[key] = Row("", "")
+            self._rows[key] = Track("", "")
         return self._rows[key]
 
     def _close(self) -> None:
-        """End what was never ended, as if its program was killed."""
+        """End unfinished slices, which a killed program leaves, with their thread's last event."""
         unfinished = 0
         for key, begun in self._open.items():
             row = self._row(key)
             end = max([each.end for each in row.slices] + [time for time, _, _ in begun], default=0)
-            row.slices += [Slice(time, end, name, category) for time, name, category in begun]
+            row.slices += [TimeSlice(time, end, name, category) for time, name, category in begun]
             unfinished += len(begun)
         if unfinished:
             self.notes.append(f"{unfinished:,} slices never ended: they end with their thread's last event")
 
-    def _named(self) -> list[Row]:
+    def _named(self) -> list[Track]:
         """Give each row its name and its process; streams belong to the process that launched."""
         for row in self._rows.values():
             row.stream = any(each.category in _OF_A_GPU for each in row.slices)
@@ -309,11 +309,11 @@ def _read_xspace(path: Path) -> Trace:
         stream = plane.name.startswith(_DEVICE)
         for line in plane.lines:
             label = line.display_name or line.name or "thread"
-            row = Row(host or plane.name, f"{plane.name} {label}" if stream else label, stream)
+            row = Track(host or plane.name, f"{plane.name} {label}" if stream else label, stream)
             for event in line.events:
                 begin = line.timestamp_ns + event.offset_ps // 1000
                 end = begin + max(0, event.duration_ps) // 1000
-                row.slices.append(Slice(begin, end, names.get(event.metadata_id, "?"), "kernel" if stream else ""))
+                row.slices.append(TimeSlice(begin, end, names.get(event.metadata_id, "?"), "kernel" if stream else ""))
             rows.append(row)
     threads = [row for row in rows if not row.stream]
     if not any(row.slices for row in rows):

@@ -20,7 +20,7 @@ import numpy as np
 from d5suite.errors import TraceError
 from d5suite.files import LARGEST_JSON, read_bounded
 from d5suite.instruments.recorder import FORMAT, METRIC, WORDS
-from d5suite.traces.events import COLUMNS, Comm, Events, Kind, Location, MetricSeries, Region, Trace
+from d5suite.traces.events import COLUMNS, Comm, EventKind, Events, Location, MetricSeries, Region, Trace
 
 FASTEST_DRIFT = 500e-6
 """Seconds per second by which clocks of two machines may part; quartz clocks differ by less than
@@ -239,7 +239,7 @@ class _Making:
         kind, number = (rows[:, 1] & 0xFF) - 1, (rows[:, 1] >> 8) - 1
         chosen = kind != METRIC
         rows, kind, number = rows[chosen], kind[chosen], number[chosen]
-        nested = kind <= Kind.LEAVE
+        nested = kind <= EventKind.LEAVE
         if len(regions):
             table = np.full(max(regions) + 1, -1, np.int64)
             table[list(regions)] = list(regions.values())

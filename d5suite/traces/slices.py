@@ -14,7 +14,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from d5suite.traces.events import COLLECTIVES, CollectiveOp, Comm, Events, Kind, Location, MetricSeries, Region, Trace
+from d5suite.traces.events import (
+    COLLECTIVES,
+    CollectiveOp,
+    Comm,
+    EventKind,
+    Events,
+    Location,
+    MetricSeries,
+    Region,
+    Trace,
+)
 
 TOUCHING_NS = 2_000
 """By how much a slice may end after the one around it: profilers round times to microseconds."""
@@ -34,7 +44,7 @@ _ROLES = {"kernel": "kernel", "gpu_memcpy": "data_transfer", "gpu_memset": "data
 """OTF2's region role by a profiler's category."""
 
 
-class Slice(NamedTuple):
+class TimeSlice(NamedTuple):
     """One run of something: begin and end in nanoseconds, its name, and the profiler's category."""
 
     begin: int
@@ -44,7 +54,7 @@ class Slice(NamedTuple):
 
 
 @dataclass
-class Row:
+class Track:
     """The slices of one thread or stream.
 
     Attributes
@@ -54,7 +64,7 @@ class Row:
     stream : bool
         Whether it is a GPU's stream.
     is_main : bool
-    slices : list of Slice
+    slices : list of TimeSlice
         In any order; of any two that overlap, one contains the other, or `trace_of` divides them
         among several locations.
     """
@@ -63,10 +73,10 @@ class Row:
     name: str
     stream: bool = False
     is_main: bool = False
-    slices: list[Slice] = field(default_factory=list)
+    slices: list[TimeSlice] = field(default_factory=list)
 
 
-class Group(NamedTuple):
+class RankNames(NamedTuple):
     """Ranks of one run: names of their processes by rank."""
 
     name: str
@@ -94,9 +104,9 @@ def region_of(name: str, category: str = "", *, stream: bool = False) -> tuple[R
 
 
 def trace_of(
-    rows: Iterable[Row],
+    rows: Iterable[Track],
     *,
-    groups: Sequence[Group] = (),
+    groups: Sequence[RankNames] = (),
     metrics: Iterable[tuple[str, str, str, list[int], list[float]]] = (),
     skipped: dict[str, int] | None = None,
     notes: Iterable[str] = (),
@@ -105,8 +115,8 @@ def trace_of(
 
     Parameters
     ----------
-    rows : iterable of Row
-    groups : sequence of Group
+    rows : iterable of Track
+    groups : sequence of RankNames
         The k-th collective operation of a process belongs to the k-th one of the others.
     metrics : iterable of tuple
         Process, name, unit, times in nanoseconds, values.
@@ -156,9 +166,9 @@ class _Regions:
         return self._known[key]
 
 
-def _lanes(row: Row) -> list[Row]:
+def _lanes(row: Track) -> list[Track]:
     """Divide the slices of a row such that those of a lane are nested or apart."""
-    lanes: list[tuple[list[Slice], list[int]]] = []  # with the ends of the slices that are open
+    lanes: list[tuple[list[TimeSlice], list[int]]] = []  # with the ends of the slices that are open
     for each in sorted(row.slices, key=lambda one: (one.begin, -one.end)):
         for slices, open_until in lanes:
             while open_until and open_until[-1] <= each.begin:
@@ -173,12 +183,12 @@ def _lanes(row: Row) -> list[Row]:
     if not lanes:
         return [row]
     return [
-        Row(row.process, f"{row.name} ({number + 1})" if number else row.name, row.stream, row.is_main, slices)
+        Track(row.process, f"{row.name} ({number + 1})" if number else row.name, row.stream, row.is_main, slices)
         for number, (slices, _) in enumerate(lanes)
     ]
 
 
-def _events(row: Row, regions: _Regions, group: int, begin: int) -> Events:
+def _events(row: Track, regions: _Regions, group: int, begin: int) -> Events:
     rows: list[tuple[int, ...]] = []
     stack: list[tuple[int, int, CollectiveOp | None]] = []
 
@@ -186,13 +196,15 @@ def _events(row: Row, regions: _Regions, group: int, begin: int) -> Events:
         while stack and (until is None or stack[-1][0] <= until):
             end, region, operation = stack.pop()
             if operation is not None and group >= 0:
-                rows.append((end, Kind.COLLECTIVE, operation, group, 0 if _rooted(operation) else -1, -1, 1, 1, -1))
-            rows.append((end, Kind.LEAVE, region, -1, -1, -1, 0, 0, -1))
+                rows.append(
+                    (end, EventKind.COLLECTIVE, operation, group, 0 if _rooted(operation) else -1, -1, 1, 1, -1)
+                )
+            rows.append((end, EventKind.LEAVE, region, -1, -1, -1, 0, 0, -1))
 
     for each in row.slices:
         leave(each.begin - begin)
         region, operation = regions.number(each.name, each.category, row.stream)
-        rows.append((each.begin - begin, Kind.ENTER, region, -1, -1, -1, 0, 0, -1))
+        rows.append((each.begin - begin, EventKind.ENTER, region, -1, -1, -1, 0, 0, -1))
         stack.append((each.end - begin, region, operation))
     leave(None)
     return Events.from_rows(rows)

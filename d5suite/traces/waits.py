@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from d5suite.traces.calls import Calls, calls_of
-from d5suite.traces.events import N_TO_N, N_TO_ONE, ONE_TO_N, PREFIX, CollectiveOp, Comm, Events, Kind, Trace
+from d5suite.traces.events import N_TO_N, N_TO_ONE, ONE_TO_N, PREFIX, CollectiveOp, Comm, EventKind, Events, Trace
 
 PATTERNS = {
     "late sender": "a receive was called before its message was sent",
@@ -174,9 +174,9 @@ def _ends(
     channels: dict[tuple[int, int, int, int], _Channel],
 ) -> None:
     """Sort a location's sends and receives into channels between main locations (``home``)."""
-    chosen = np.flatnonzero((events.kind >= Kind.SEND) & (events.kind <= Kind.IRECV))
+    chosen = np.flatnonzero((events.kind >= EventKind.SEND) & (events.kind <= EventKind.IRECV))
     completions: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for index in chosen[events.kind[chosen] == Kind.ISEND_COMPLETE].tolist():
+    for index in chosen[events.kind[chosen] == EventKind.ISEND_COMPLETE].tolist():
         completions[int(events.request[index])].append((index, int(calls.owner[index])))
     posted: dict[int, tuple[int, int]] = {}
 
@@ -185,20 +185,20 @@ def _ends(
 
     for index in chosen.tolist():
         kind, request, owner = int(events.kind[index]), int(events.request[index]), int(calls.owner[index])
-        if kind == Kind.IRECV_REQUEST:
+        if kind == EventKind.IRECV_REQUEST:
             posted[request] = index, owner
-        if kind not in (Kind.SEND, Kind.ISEND, Kind.RECV, Kind.IRECV) or owner < 0:
+        if kind not in (EventKind.SEND, EventKind.ISEND, EventKind.RECV, EventKind.IRECV) or owner < 0:
             continue
         members = communicators[int(events.communicator[index])].members if events.communicator[index] >= 0 else ()
         if not 0 <= events.peer[index] < len(members):
             continue
         peer, comm, tag = members[int(events.peer[index])], int(events.communicator[index]), int(events.tag[index])
-        if kind == Kind.SEND:
+        if kind == EventKind.SEND:
             channels[comm, home, peer, tag].sends.append((time(index), index, _End(location, owner, owner)))
-        elif kind == Kind.ISEND:
+        elif kind == EventKind.ISEND:
             later = next((call for at, call in completions[request] if at > index), -1)
             channels[comm, home, peer, tag].sends.append((time(index), index, _End(location, owner, later)))
-        elif kind == Kind.RECV:
+        elif kind == EventKind.RECV:
             channels[comm, peer, home, tag].receives.append((time(index), index, _End(location, owner, owner)))
         else:
             order, post = posted.pop(request, (index, owner))
@@ -243,7 +243,7 @@ class _Instance(NamedTuple):
 def _collectives(trace: Trace, calls: Sequence[Calls], found: WaitStates) -> None:
     by_member: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
     for location, (events, home) in enumerate(zip(trace.events, trace.homes, strict=True)):
-        ended = np.flatnonzero((events.kind == Kind.COLLECTIVE) & (calls[location].owner >= 0))
+        ended = np.flatnonzero((events.kind == EventKind.COLLECTIVE) & (calls[location].owner >= 0))
         rows = zip(events.communicator[ended].tolist(), events.time[ended].tolist(), ended.tolist(), strict=True)
         for comm, time, index in rows:
             by_member[comm, home].append((time, location, index))

@@ -1,9 +1,9 @@
 """Checkpoints: everything a run needs to resume, in neutral form, in one HDF5 file.
 
-A run resumed with the same backend, mode and device makes bit-identical steps: the data's order
-depends on (seed, epoch) only, and the state of Dropout's generator is saved. Any other backend can
-load a checkpoint too, because parameters and optimizer state are neutral; Dropout then draws from
-the run's seed. Imports h5py, NumPy, `d5suite.validate.arrays` and its neighbours.
+A run resumed with the same backend, mode and device makes bit-identical steps: the order of the
+data depends only on (seed, epoch), and the state of Dropout's generator is saved. Any other backend
+can load a checkpoint, too, because parameters and optimizer state are neutral; Dropout then draws
+from the run's seed. Imports h5py, NumPy, the contract, `d5suite.validate.arrays` and `loop`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _Arrays = Mapping[str, np.ndarray]
 FORMAT = "d5suite-checkpoint-2"
 
 INTERVAL_S = 600.0
-"""Seconds of training between checkpoints: at most ten minutes are lost, and 1 s of writing costs
-0.2%."""
+"""Seconds of training between checkpoints: a crash loses at most ten minutes, and 1 s of writing
+costs 0.2%."""
 
 
 def save(path: Path, trainer: Trainer, progress: Progress) -> None:
@@ -50,7 +50,7 @@ def save(path: Path, trainer: Trainer, progress: Progress) -> None:
     Raises
     ------
     DataError
-        If it cannot be written; an existing checkpoint at the path is kept.
+        If the file cannot be written; an existing checkpoint at the path is kept.
     """
     _save(path, trainer, progress, trainer.executor.parameters(), trainer.state())
 
@@ -75,7 +75,7 @@ def _save(path: Path, trainer: Trainer, progress: Progress, parameters: _Arrays,
 
 
 def _checksum(groups: Mapping[str, _Arrays]) -> int:
-    """Return a checksum of all arrays, so that corrupt files do not load; HDF5 has none."""
+    """Return a checksum of all arrays, so that corrupt files do not load: HDF5 has no checksum."""
     total = 0
     for group, values in groups.items():
         for name, value in values.items():
@@ -89,9 +89,10 @@ def _operators(executor: Executor) -> dict[str, int]:
 
 
 def _graph(executor: Executor) -> str:
-    """Return a digest of what a network computes, independent of framework and batch size.
+    """Return a digest of a network's graph, independent of framework and batch size.
 
-    It covers nodes, attributes, constants, and the weights' names and shapes without their values.
+    The digest covers nodes, attributes, constants, and the names and shapes of weights, not their
+    values.
     """
     network = executor.network
     weights = {*network.parameters, *network.statistics}
@@ -111,7 +112,7 @@ def _plain(value: Any) -> Any:
 
 
 def _drawn_by(executor: Executor) -> dict[str, str]:
-    """Return what made a random state: only the same can load it."""
+    """Return backend, mode and device of a random state; no other can load the state."""
     return {"backend": executor.backend, "mode": executor.mode, "device": executor.device}
 
 
@@ -125,14 +126,14 @@ def load(path: Path, trainer: Trainer) -> Progress:
     Returns
     -------
     Progress
-        For `Run`.
+        The argument ``progress`` of `Run`.
 
     Raises
     ------
     DataError
         If the file is missing, damaged, truncated or not a checkpoint.
     ConfigurationError
-        If it belongs to another network or optimizer; the trainer is unchanged.
+        If the checkpoint belongs to another network or optimizer; the trainer is unchanged.
     """
     try:
         with h5py.File(path, "r") as file:
@@ -203,15 +204,15 @@ def load(path: Path, trainer: Trainer) -> Progress:
 
 
 class Checkpoints(Event):
-    """Write checkpoints at regular training times and at the end of the run, off the clock.
+    """Writes checkpoints at regular training times and at the end of the run, off the clock.
 
     After an error or a divergence nothing is written, so that the last good checkpoint is kept.
-    Non-finite values end the run.
+    Non-finite parameters or optimizer state end the run.
 
     Parameters
     ----------
     path : Path
-        Each checkpoint replaces the previous one.
+        The checkpoint file; a new checkpoint replaces the previous checkpoint.
     every_s : float
         Seconds of training between checkpoints.
     every_steps : int, optional
@@ -255,5 +256,5 @@ class Checkpoints(Event):
                 run.stop(f"{what} (learning rate {run.trainer.learning_rate:g})", diverged=True)
                 return
         if progress.losses and not math.isfinite(progress.losses[-1][1]):
-            return  # an overflow in fp16 or the start of a divergence: wait for the next time
+            return  # an overflow in fp16 or the start of a divergence: wait for the next checkpoint
         _save(self.path, run.trainer, progress, parameters, state)

@@ -1,6 +1,6 @@
-"""Events of a run: a progress bar, series, and conditions to stop.
+"""Events of a run: a progress bar, series, and stop conditions.
 
-Imports h5py, the contract and its neighbours, and rich where a bar is shown.
+Imports h5py, metrics, `d5suite.training.loop`, and rich where a bar is shown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOSS_EVERY_STEPS = 50
 
 
 class ProgressBar(Event):
-    """Show a bar of the epoch's steps on standard error if that is a terminal."""
+    """Shows a bar of the epoch's steps on standard error if that is a terminal."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
@@ -58,12 +58,13 @@ class ProgressBar(Event):
 
 
 class StopOnDivergence(Event):
-    """End a run whose loss is not finite, before it is evaluated.
+    """Ends a run whose loss is not finite, before the run is evaluated.
 
     Parameters
     ----------
     every_steps : int
-        Steps between fetches of the losses. They are also fetched after each epoch, off the clock.
+        Steps between fetches of the losses, which are also fetched after every epoch, off the
+        clock.
     """
 
     def __init__(self, every_steps: int = LOSS_EVERY_STEPS) -> None:
@@ -91,7 +92,7 @@ class StopOnDivergence(Event):
 
 
 class StopAtTime(Event):
-    """End a run after this many seconds of training."""
+    """Ends a run after this many seconds of training."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -102,7 +103,7 @@ class StopAtTime(Event):
 
 
 class StopEarly(Event):
-    """End a run whose metric has not improved for some epochs.
+    """Ends a run whose metric has not improved for some epochs.
 
     Parameters
     ----------
@@ -136,12 +137,12 @@ class StopEarly(Event):
 
 
 class Target(Event):
-    """End a run when a metric reaches its acceptance bound, and record when.
+    """Ends a run when a metric reaches the acceptance bound, and records the time.
 
     Attributes
     ----------
     reached : tuple of (float, int, int) or None
-        Seconds of training, steps and samples until then.
+        Seconds of training, steps and samples until the bound was reached; None if it was not.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -184,7 +185,7 @@ class Series(Event):
         ``epoch``, ``step``, ``samples``, ``seconds``, ``learning_rate``, the mean ``loss`` and the
         metrics.
     losses : list of (int, float)
-        The losses by step.
+        Each step's number and loss.
     """
 
     def __init__(self) -> None:
@@ -216,9 +217,9 @@ def _row(run: Run, epoch: int, losses: Sequence[tuple[int, float]]) -> Row:
 
 
 class _FileSeries(Series):
-    """`Series` in a file that is rewritten after every epoch.
+    """A `Series` in a file that is rewritten after every epoch.
 
-    A resumed run keeps the rows of earlier epochs. If a run ends within an epoch, the epoch's row
+    A resumed run keeps the rows of earlier epochs. If a run ends within an epoch, that epoch's row
     has no metrics.
 
     Parameters
@@ -272,7 +273,7 @@ class _FileSeries(Series):
 
 
 class CSVSeries(_FileSeries):
-    """`Series` as a CSV file, one row per epoch; missing values are empty."""
+    """A `Series` as a CSV file, with one row per epoch; missing values are empty."""
 
     def _write(self, rows: list[Row], losses: list[tuple[int, float]], columns: list[str]) -> None:
         text = io.StringIO(newline="")
@@ -290,7 +291,7 @@ class CSVSeries(_FileSeries):
 
 
 class HDF5Series(_FileSeries):
-    """`Series` as an HDF5 file: ``epochs/NAME``, and ``steps/step`` and ``steps/loss``."""
+    """A `Series` as an HDF5 file: ``epochs/NAME``, and ``steps/step`` and ``steps/loss``."""
 
     def _write(self, rows: list[Row], losses: list[tuple[int, float]], columns: list[str]) -> None:
         with atomic_hdf5(self._path) as file:

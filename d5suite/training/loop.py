@@ -1,6 +1,6 @@
 """The neutral training loop: epochs of steps with a backend's native optimizer.
 
-Time is training time: the run's clock stops during evaluation, checkpoints and other events. Losses
+Time is training time: the run's clock stops during evaluation, checkpoints and epoch events. Losses
 stay on the device until an event reads them, because a fetch waits for the step. Imports NumPy, the
 contract, `d5suite.optimizers`, the clock and metrics.
 """
@@ -29,21 +29,21 @@ from d5suite.optimizers.schedules import Constant, Schedule
 from d5suite.validate.metrics import Metric
 
 Batch = tuple[np.ndarray, np.ndarray]
-"""Images float32 (N, C, H, W), and labels int64 (N,) or (N, classes)."""
+"""Images, float32 (N, C, H, W), and labels, int64 (N,) or (N, classes)."""
 
 
 class Batches(Protocol):
-    """The loop's data.
+    """Training or evaluation data.
 
-    A ``batch_size``, a ``seed`` or a ``sampler`` with ``describe``, which `ArrayBatches` and
-    `Loader` have, must be the same in a resumed run.
+    If the data have a ``batch_size``, a ``seed`` or a ``sampler`` with ``describe``, as
+    `ArrayBatches` and `Loader` do, these must be the same in a resumed run.
     """
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch, counted from 0, without the first ``start``."""
+        """Yield the batches of an epoch, counted from 0, without the first ``start`` batches."""
 
 
 @dataclass
@@ -94,17 +94,17 @@ class Run:
     trainer : Trainer
     batches : Batches
     epochs : int
-        Most epochs, counted from the run's first start.
+        Maximum number of epochs, counted from the run's first start.
     schedule : Schedule
         Schedule of the learning rate.
     accumulate : int
-        Batches per update; an epoch's remainder is dropped.
+        Batches per update; the remainder of an epoch is dropped.
     events : sequence of Event
-        Notified in this order.
+        Events, called in this order.
     evaluate : callable, optional
         Returns metrics by name; called after every epoch, off the clock, before the events.
     progress : Progress, optional
-        Where to resume; the run copies it.
+        Position at which to resume; the run copies it.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class Run:
 
     Notes
     -----
-    Ctrl-C waits until the current step is complete; a second Ctrl-C does not.
+    Ctrl-C takes effect after the current step is complete; a second Ctrl-C, at once.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that determine a step's images, and the schedule; JSON-able."""
+        """The settings that determine the images of a step, and the schedule; JSON-able."""
         sampler = getattr(self.batches, "sampler", None)
         describe = getattr(sampler, "describe", dict)
         found = {f"the sampler's {name}": value for name, value in describe().items()}
@@ -201,7 +201,7 @@ class Run:
             seen[kind] += 1
 
     def snapshot(self) -> Progress:
-        """Return what a resumed run needs besides parameters and optimizer state.
+        """Return the state that a resumed run needs besides parameters and optimizer state.
 
         Waits for the device.
         """
@@ -214,17 +214,17 @@ class Run:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches taken per epoch."""
+        """Number of batches that an epoch takes."""
         return self.steps_per_epoch * self.accumulate
 
     @property
     def steps_per_epoch(self) -> int:
-        """Updates per epoch."""
+        """Number of updates per epoch."""
         return len(self.batches) // self.accumulate
 
     @property
     def seconds(self) -> float:
-        """Training time so far."""
+        """Training time so far, in seconds."""
         running = 0.0 if self._running_since is None else now() - self._running_since
         return self.progress.seconds + running
 
@@ -247,7 +247,7 @@ class Run:
         return self._losses
 
     def train(self) -> Progress:
-        """Run until the last epoch or until an event stops the run."""
+        """Train until the last epoch, or until an event stops the run."""
         error: BaseException | None = None
         started: list[Event] = []
         with self._whole_steps():
@@ -345,7 +345,7 @@ class Run:
         self._running_since = None
 
     def off_the_clock(self, work: Callable[[], None]) -> None:
-        """Do work other than training during a step's events."""
+        """Do work during a step's events that does not count as training time."""
         self.trainer.executor.synchronize()
         was_running = self._running_since is not None
         self._pause()
@@ -355,22 +355,22 @@ class Run:
 
 
 class Event:
-    """Callbacks of a run; a subclass overrides the ones it needs.
+    """Callbacks of a run; a subclass overrides the methods that it needs.
 
-    ``on_batch`` and ``on_step`` run on the clock: use `Run.off_the_clock` for slow work.
+    ``on_batch`` and ``on_step`` count as training time: use `Run.off_the_clock` for slow work.
     """
 
     def on_start(self, run: Run) -> None:
         """Called before the first step of a new or resumed run."""
 
     def on_batch(self, run: Run) -> None:
-        """Called after each batch is fed, before its update."""
+        """Called after each batch is fed, before the update."""
 
     def on_step(self, run: Run) -> None:
         """Called after each update."""
 
     def on_epoch(self, run: Run) -> None:
-        """Called after each epoch and its evaluation."""
+        """Called after each epoch and the evaluation."""
 
     def on_end(self, run: Run) -> None:
         """Called for every started event after the last epoch, a stop or an error."""
@@ -380,7 +380,7 @@ class Event:
         return {}
 
     def load_state(self, values: dict[str, Any]) -> None:
-        """Restore the `state`; called before `on_start`, only in a resumed run."""
+        """Restore the state that `state` returned; called before `on_start` of a resumed run."""
 
 
 def evaluator(

@@ -14,17 +14,19 @@ from d5suite.levels.network import Executor, Native
 
 
 class UpdateRule(ABC):
-    """An optimizer in NumPy, in the three steps of deep500; `RuleTrainer` runs it on any backend.
+    """An optimizer in NumPy, in three steps; `RuleTrainer` runs it on any backend.
 
-    A subclass must define `update_rule`. Arrays are float64 in ``fp64`` and float32 otherwise. A
-    rule may keep them.
+    The steps are those of Ben-Nun et al., "A modular benchmarking infrastructure for
+    high-performance and reproducible deep learning" (IPDPS 2019): input, look-ahead, update.
+    A subclass must define `update_rule`. Arrays are float64 in ``fp64``, and float32 in other
+    precisions. A rule may keep the arrays.
     """
 
     def new_input(self) -> None:  # noqa: B027  (most rules have nothing to do here)
         """Prepare for a step."""
 
     def prepare_param(self, name: str, parameter: np.ndarray) -> np.ndarray | None:
-        """Return where to take the gradient (look-ahead methods); None: at the parameter."""
+        """Return the point at which to take the gradient (look-ahead); None for the parameter."""
         return None
 
     @abstractmethod
@@ -35,7 +37,7 @@ class UpdateRule(ABC):
 class RuleTrainer:
     """Trains an executor of any backend with a user's `UpdateRule`.
 
-    Each step copies gradients and parameters to the host, and parameters back.
+    Every step copies gradients and parameters to the host, and parameters back to the device.
 
     Parameters
     ----------
@@ -48,7 +50,7 @@ class RuleTrainer:
         self.rule = rule
 
     def step(self, feed: Native, *more: Native) -> dict[str, np.ndarray]:
-        """Make one update as `Trainer.step` does; the loss is a NumPy scalar.
+        """Make one update, as `Trainer.step` does; the loss is a NumPy scalar.
 
         Raises
         ------

@@ -48,7 +48,7 @@ BUCKETS = (1, 4, 100)
 
 
 def library_folders() -> list[Path]:
-    """Return the folders of this system's and this environment's shared libraries."""
+    """Return the folders that hold shared libraries of the system and of this environment."""
     machine = platform.machine()
     names = [f"/usr/lib/{machine}-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib"]
     return [*map(Path, names), Path(sys.prefix) / "lib"]

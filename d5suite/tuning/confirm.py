@@ -90,7 +90,7 @@ class Confirmed:
 
 
 def figure(goal: str, wanted: Wanted, record: Mapping[str, Any]) -> float:
-    """Return what a goal makes small, from the record of a fresh launch."""
+    """Return the figure that a goal minimizes, from the record of a fresh launch."""
     joules = (record.get("energy") or {}).get("joules_per_item", math.nan)
     known = {
         "p99_s": record["p99_s"], "memory_bytes": record.get("peak_memory_bytes") or math.nan, "energy_j": joules
@@ -115,7 +115,7 @@ def confirm(
     count : int
         Launches of each side.
     deadline : float
-        Of `time.monotonic`; no launch begins later, but the first three.
+        Time of `time.monotonic` after which no launch begins, except for the first three.
     tell : callable
     """
     found = Confirmed({side: [] for side in changes}, {side: [] for side in changes})
@@ -162,7 +162,7 @@ def _in_turns(
     session: Session, wanted: Wanted, changes: Mapping[str, Change], launches: Iterator[int], found: Confirmed,
     end: float,
 ) -> tuple[dict[str, MeasurementResult], dict[str, list[float]]]:  # fmt: skip
-    """Return results, and seconds of each round for as many items as the default's step has."""
+    """Return results, and seconds of each round, scaled to the default's number of items."""
     jobs = {side: TrialJob(session, wanted, change, next(launches)) for side, change in changes.items()}
     try:
         workers: dict[str, TurnWorker] = {}
@@ -220,7 +220,7 @@ def ablate(
     trials : Trials
         Their base is the best candidate.
     deadline : float
-        Of `time.monotonic`; knobs that are not reached by then stay.
+        Time of `time.monotonic` after which the remaining knobs stay as they are.
     tell : callable
 
     Returns

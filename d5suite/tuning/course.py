@@ -33,7 +33,7 @@ def pareto(trials: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Parameters
     ----------
     trials : sequence of mapping
-        Of a course. Figures that a trial lacks are left out for all.
+        Trials of one course. A figure that any trial lacks is left out for all trials.
     """
     sound = [each for each in trials if each["status"] == "measured"]
     points = [{"time": math.exp(each["time"]), **each["figures"]} for each in sound]

@@ -168,7 +168,7 @@ def _entry(content: Any, where: str) -> Tuned:
 
 
 @dataclass(frozen=True)
-class Profile:
+class TunedProfile:
     """Tuned settings that are used here.
 
     Attributes
@@ -186,7 +186,7 @@ class Profile:
     remarks: list[str]
 
 
-def use_tuned(path: Path, *, threads: int, device: str, loader_workers: int, anywhere: bool = False) -> Profile:
+def use_tuned(path: Path, *, threads: int, device: str, loader_workers: int, anywhere: bool = False) -> TunedProfile:
     """Read a file for use here.
 
     Parameters
@@ -194,7 +194,7 @@ def use_tuned(path: Path, *, threads: int, device: str, loader_workers: int, any
     path : Path
     threads, loader_workers : int
     device : str
-        Of this run.
+        Device of this run.
     anywhere : bool
         Use it on another kind of machine, too.
 
@@ -246,7 +246,7 @@ def use_tuned(path: Path, *, threads: int, device: str, loader_workers: int, any
         mode = change.mode or backend.default_mode
         modes[each.case, each.backend] = mode
         settings[each.case, each.backend, mode] = {**fields, "environment": change.environment}
-    return Profile(modes, settings, remarks)
+    return TunedProfile(modes, settings, remarks)
 
 
 def _numbers(values: dict[str, str]) -> dict[str, Any]:

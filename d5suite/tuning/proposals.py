@@ -22,7 +22,7 @@ from d5suite.instruments.threads import count_cores
 from d5suite.levels.knobs import BATCH, TuningKnob
 from d5suite.models.ceilings import Roof
 from d5suite.models.peak import PeakModel
-from d5suite.models.roofline import ABOVE, ARITHMETIC, Work, place_all
+from d5suite.models.roofline import ABOVE, ARITHMETIC, TimedWork, place_all
 from d5suite.tuning.space import Candidate, Space
 
 DOMINATES = 0.3
@@ -39,12 +39,12 @@ class StepLayers:
     ----------
     shares : mapping of str to float
         Parts of the step's time by ONNX operator, and by `d5suite.levels.knobs.UPDATE`.
-    works : sequence of Work
+    works : sequence of TimedWork
         Counted work of the nodes, or groups of nodes, that ran.
     """
 
     shares: Mapping[str, float] = field(default_factory=dict)
-    works: Sequence[Work] = ()
+    works: Sequence[TimedWork] = ()
 
 
 def by_layers(space: Space, shares: Mapping[str, float], bound: str = "") -> tuple[Space, list[str]]:
@@ -92,13 +92,13 @@ def first_of_knobs(space: Space, names: Sequence[str]) -> list[Candidate]:
 
 
 def by_cores(space: Space, cores: int | None = None) -> list[Candidate]:
-    """Return the default with as many threads as physical cores, and with half of those.
+    """Return the default with one thread per physical core, and with half as many threads.
 
     Parameters
     ----------
     space : Space
     cores : int, optional
-        By default those that this process may use.
+        Number of physical cores; by default, the number that this process may use.
     """
     cores = count_cores() if cores is None else cores
     known = space.knobs[space.places[THREADS]].values if THREADS in space.places else ()
@@ -114,7 +114,7 @@ def by_memory(space: Space, record: Mapping[str, Any], limit: float) -> tuple[li
     space : Space
         The default of its batch size is that of the record.
     record : mapping
-        Of the default, with its ``memory``.
+        Record of the default, with ``memory``.
     limit : float
         Bytes that a worker may take.
 
@@ -154,7 +154,7 @@ def by_roofline(space: Space, layers: StepLayers, seconds: float, roofs: Mapping
     space : Space
     layers : StepLayers
     seconds : float
-        Of the default's step.
+        Seconds of a step with the default.
     roofs : mapping of int to Roof or str
         By number of threads.
     """

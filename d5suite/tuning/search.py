@@ -48,7 +48,7 @@ class BudgetSpentError(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What a trial found.
 
     Attributes
@@ -71,7 +71,7 @@ class Outcome:
         return self.status == "measured"
 
 
-Measure = Callable[[Candidate, float], Outcome]
+Measure = Callable[[Candidate, float], TrialOutcome]
 """Measures a candidate, given the best value so far; a slower one may end early."""
 
 
@@ -82,12 +82,12 @@ class Course:
     Attributes
     ----------
     space : Space
-    trials : list of (Candidate, Outcome, str)
+    trials : list of (Candidate, TrialOutcome, str)
         With the stage that asked for each.
     """
 
     space: Space
-    trials: list[tuple[Candidate, Outcome, str]] = field(default_factory=list)
+    trials: list[tuple[Candidate, TrialOutcome, str]] = field(default_factory=list)
 
     def value(self, candidate: Candidate) -> float:
         """Return the mean of a candidate's values; infinite if it may not be taken."""
@@ -102,7 +102,7 @@ class Course:
         return list(dict.fromkeys(each for each, _, _ in self.trials))
 
     def ranked(self) -> list[Candidate]:
-        """Return those that may be taken, the fastest first; of equal ones, fewer changes."""
+        """Return the valid candidates, the fastest first; on a tie, fewer changes first."""
         sound = [each for each in self.candidates if self.value(each) < math.inf]
         return sorted(sound, key=lambda each: (self.value(each), len(self.space.differences(each))))
 
@@ -173,7 +173,7 @@ class Search:
             pass
         return self.course
 
-    def _record(self, candidate: Candidate, stage: str, bar: float) -> Outcome:
+    def _record(self, candidate: Candidate, stage: str, bar: float) -> TrialOutcome:
         outcome = self._measure(candidate, bar)
         self.course.trials.append((candidate, outcome, stage))
         return outcome
@@ -264,7 +264,7 @@ class Search:
         self._study.tell(trial, state=_states().FAIL)  # `_tell` adds it with its outcome
         return candidate
 
-    def _tell(self, candidate: Candidate, outcome: Outcome) -> None:
+    def _tell(self, candidate: Candidate, outcome: TrialOutcome) -> None:
         """Add a trial to optuna's study; one without a value as pruned at once."""
         import optuna
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from d5suite.backends import select
 from d5suite.distributed.communicators import COMMUNICATORS
 from d5suite.distributed.schemes import SCHEMES
@@ -107,7 +109,7 @@ class Trial:
     figures: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values; what is unknown or infinite is None."""
+        """Return the trial as JSON values; unknown or infinite values are None."""
         found = asdict(self)
         found["interval"] = [each if math.isfinite(each) else None for each in self.interval]
         return {
@@ -370,14 +372,14 @@ class Trials:
                 if high - low < ENOUGH:
                     break
         value, scale = statistics.median(differences), math.exp(items)
-        p99 = {side: float(quantile(samples[side], 0.99)) for side in SIDES}
+        p99 = {side: float(np.quantile(samples[side], 0.99)) for side in SIDES}
         figures = {
             "time_s": statistics.median(samples["B"]) / scale, "p99_s": p99["B"] / scale, "base_p99_s": p99["A"],
         }  # fmt: skip
         return Trial(status, value, value, median_bounds(differences, ALPHA), len(differences), figures=figures)
 
     def _watch(self, sample_s: float) -> None:
-        """Note it if the default itself has become slower or faster since its first trial."""
+        """Note whether the default itself has become slower or faster since its first trial."""
         self._first_s = self._first_s or sample_s
         if self._first_s and not 0.75 < sample_s / self._first_s < 1.33:
             self.notes.append(f"the default takes {sample_s / self._first_s:.2f} times as long as at first")
@@ -443,10 +445,3 @@ def take_block(sides: Mapping[str, TurnWorker], order: Sequence[str], count: int
         sides[side].rest()
         block[side] += taken
     return block
-
-
-def quantile(samples: Sequence[float], part: float) -> float:
-    """Return a quantile, by NumPy."""
-    import numpy as np
-
-    return float(np.quantile(samples, part))

@@ -41,7 +41,7 @@ from d5suite.tuning.proposals import (
     by_roofline,
     first_of_knobs,
 )
-from d5suite.tuning.search import FINALISTS, BudgetSpentError, Course, Outcome, Search
+from d5suite.tuning.search import FINALISTS, BudgetSpentError, Course, Search, TrialOutcome
 from d5suite.tuning.space import Candidate, Change, Space
 from d5suite.tuning.trials import Trial, Trials, takes_turns
 from d5suite.tuning.whole_runs import run_whole, trials_of
@@ -60,13 +60,13 @@ LAYERS_PART = 0.1
 
 
 @dataclass(frozen=True)
-class Plan:
+class TuningRequest:
     """What the user asks for.
 
     Attributes
     ----------
     budget_s : float
-        Of one measurement on one backend.
+        Budget for one measurement on one backend, in seconds.
     goal : str
         One of `d5suite.tuning.trials.GOALS`.
     most : int
@@ -84,7 +84,7 @@ class Plan:
         Returns `StepLayers` of a record with layer times. If `layers` is empty, a launch of the
         default takes them.
     ceilings : Ceilings, optional
-        Of this machine.
+        Ceilings of this machine.
     only : sequence of str
         Names of the knobs to search; empty: all.
     """
@@ -113,8 +113,8 @@ class Tuning:
     ----------
     wanted : Wanted
     settings : Settings
-        Of the default.
-    plan : Plan
+        Settings of the default candidate.
+    plan : TuningRequest
     tell : callable
         Receives what is being done.
     save : callable
@@ -129,7 +129,7 @@ class Tuning:
     """
 
     def __init__(
-        self, wanted: Wanted, settings: Settings, plan: Plan, tell: Callable[[str], None],
+        self, wanted: Wanted, settings: Settings, plan: TuningRequest, tell: Callable[[str], None],
         save: Callable[[dict[str, Any]], None], known: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self._firsts: dict[str, Any] = {each.name: each.value_of(each.default) for each in plan.further}
@@ -226,10 +226,10 @@ class Tuning:
             )
             first_outcome = iter([first])
 
-            def measure(candidate: Candidate, bar: float) -> Outcome:
+            def measure(candidate: Candidate, bar: float) -> TrialOutcome:
                 keep_s = again_s if bar < math.inf else 0.0  # finalists have no bar
                 trial = next(first_outcome, None) or self._trial(trials, candidate, bar, keep_s)
-                return Outcome(trial.status, trial.value, trial.reason)
+                return TrialOutcome(trial.status, trial.value, trial.reason)
 
             search = Search(self.space, measure, limit=count, most=most, seed=self._plan.seed,
                             proposals=self._proposals, again=again, rules_out=self._why_ruled_out)  # fmt: skip
@@ -238,7 +238,7 @@ class Tuning:
         return found
 
     def _launches_in(self, budget_s: float, launch_s: float) -> int:
-        """Return the fresh launches for which a budget has time."""
+        """Return the number of fresh launches that fit into a budget."""
         return min(self._plan.launches, max(FEWEST_LAUNCHES, int(CONFIRMING * budget_s / launch_s)))
 
     def _least_s(self, search_s: float, launch_s: float) -> float:

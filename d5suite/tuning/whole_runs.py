@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.session import Session
 from d5suite.tuning.space import Change
-from d5suite.tuning.trials import HOPELESS, Trial, TrialJob, Trials, item_s, quantile, takes_turns
+from d5suite.tuning.trials import HOPELESS, Trial, TrialJob, Trials, item_s, takes_turns
 
 STALE_S = 60.0
 """A run of the base that ended longer ago is made again."""
@@ -62,7 +64,7 @@ class WholeTrials(Trials):
         """Compare a candidate's run with that of the base before it, and one after it."""
         assert result.record is not None
         own, before = (math.log(item_s(self._wanted, each)) for each in (result.record, record))
-        spread = quantile(result.samples_s, 0.99) / quantile(result.samples_s, 0.5)
+        spread = float(np.quantile(result.samples_s, 0.99) / np.median(result.samples_s))
         figures = {"time_s": math.exp(own), "p99_s": math.exp(own) * spread}
         if own - before > bar + HOPELESS:
             return Trial("pruned", own - before, own - before, blocks=1, figures=figures)

@@ -12,7 +12,7 @@ import numpy as np
 from d5suite.errors import ValidationError
 
 UNTIMED = "Nothing was timed. The job file reproduces this: python -m d5suite.worker JOB"
-"""What follows from a check that fails before timing."""
+"""Hint of a check that fails before timing."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Check:
 
     @classmethod
     def worst(cls, name: str, errors: Mapping[str, float], tolerance: float) -> Check:
-        """Combine many tensors into one check: the largest error, and the first that fails."""
+        """Combine many tensors into one check: the largest error, and the first wrong tensor."""
         worst = max(errors, key=lambda key: errors[key] if not math.isnan(errors[key]) else math.inf)
         wrong = next((key for key, error in errors.items() if not error <= tolerance), None)
         detail = f"worst: {worst}" if wrong is None else f"first tensor that disagrees: {wrong} ({errors[wrong]:.3g})"

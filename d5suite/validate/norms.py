@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,14 @@ float16 11)."""
 FLOAT64 = 1e-8
 """Accepted relative L2 error between two float64 computations of the same quantity."""
 
+ROUNDING = 1e-6
+"""A tensor's error after training is relative to its own norm, or to this fraction of all tensors'
+norm if that is larger: a convolution bias before BatchNormalization is mere rounding, about 1e-16
+of the other tensors."""
+
 
 def relative_l2(answer: np.ndarray, reference: np.ndarray, *, floor: float = 0.0) -> float:
-    """``norm(answer - reference) / max(norm(reference), floor)`` in float64.
+    """Return ``norm(answer - reference) / max(norm(reference), floor)`` in float64.
 
     Infinity if the shapes differ or the answer is not finite; 0 if both are zero.
     """
@@ -27,6 +33,20 @@ def relative_l2(answer: np.ndarray, reference: np.ndarray, *, floor: float = 0.0
     difference = float(np.linalg.norm((a - b).ravel()))
     scale = max(float(np.linalg.norm(b.ravel())), floor)
     return difference / scale if scale > 0 else (0.0 if difference == 0 else float("inf"))
+
+
+def whole_norm(arrays: Iterable[np.ndarray]) -> float:
+    """Return the norm of all arrays together, in float64."""
+    wide = (np.asarray(array, np.float64) for array in arrays)
+    return math.sqrt(sum(float(np.vdot(array, array)) for array in wide))
+
+
+def relative_errors(
+    found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], small: float
+) -> dict[str, float]:
+    """Return each expected tensor's error, relative to its norm or to ``small`` of all tensors'."""
+    floor = small * whole_norm(expected.values())
+    return {name: relative_l2(found[name], value, floor=floor) for name, value in expected.items()}
 
 
 @dataclass(frozen=True)
@@ -49,10 +69,6 @@ class Accuracy:
     l_inf: float
     ulp_max: float
     ulp_median: float
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the errors as JSON-able values."""
-        return asdict(self)
 
 
 def accuracy(answer: np.ndarray, reference: np.ndarray) -> Accuracy:

@@ -24,7 +24,7 @@ from d5suite.launch.mpi import restore_environment
 from d5suite.launch.run import run_job
 from d5suite.worker.ranks import RankInfo
 from d5suite.worker.run import run
-from d5suite.worker.turns import Channel
+from d5suite.worker.turns import TurnChannel
 from d5suite.worker.writer import ResultWriter
 
 PR_SET_PDEATHSIG = 1
@@ -32,17 +32,17 @@ PR_SET_PDEATHSIG = 1
 
 
 LATE_S, LOOK_S = 60.0, 0.1
-"""Longest wait for files of other hosts, and the time between two looks, in seconds."""
+"""Longest wait for files of other hosts, and the time between two checks, in seconds."""
 
 
 def end_with(session: int, job: Path, meeting: Path | None = None) -> None:
-    """Make the system kill this process when its session ends.
+    """Make the system kill this process when the session that started it ends.
 
-    A killed session cannot end its workers, and a worker left over would disturb the next
+    A killed session cannot end its workers, and a leftover worker would disturb the next
     measurement. The session holds a lock on the job file, and the system releases the lock when the
-    session ends. A thread waits for that, so it works through any processes of ``--wrap``. On
-    Linux, a direct child is also killed by the kernel (prctl(2)), even if native code never lets
-    the thread run. Ranks also remove the folder in which they met.
+    session ends. A thread waits for the lock, which also works with ``--wrap``, whose processes
+    stand between session and worker. On Linux, the kernel also kills a direct child (prctl(2)),
+    even if native code never lets the thread run. Ranks also remove the folder in which they met.
     """
     if sys.platform == "linux" and os.getppid() == session and meeting is None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -58,9 +58,9 @@ def end_with(session: int, job: Path, meeting: Path | None = None) -> None:
 
 
 def await_shared(*paths: Path) -> None:
-    """Wait until a shared file system shows what another host has just written.
+    """Wait until a shared file system shows files that another host has just written.
 
-    Listing a folder makes the client of such a file system ask the server again.
+    Listing a folder makes the file system's client ask the server again.
     """
     deadline = time.monotonic() + LATE_S
     for path in paths:
@@ -76,7 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0 if every measurement succeeded, 1 if one failed, 2 if the job could not run at all.
+        0 if every measurement succeeded, 1 if a measurement failed, 2 if the job could not run at
+        all.
     """
     parser = argparse.ArgumentParser(prog="python -m d5suite.worker", description="Run one d5suite job file.")
     parser.add_argument("job", type=Path, help="the job file")
@@ -112,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             if not options.trust:
                 job.require_code()
-            channel = None if options.turns is None else Channel(options.turns, beside=options.beside)
+            channel = None if options.turns is None else TurnChannel(options.turns, beside=options.beside)
             run(job, writer, channel=channel)
         except D5Error as error:
             writer.fail(error)
@@ -137,7 +138,7 @@ def _start_ranks(job: Job, path: Path, options: list[str]) -> int:
 
 
 def _run_rank(job: Job, path: Path, result: Path, rank_info: RankInfo, *, trust: bool, continues: bool) -> int:
-    """Run the part of this rank; any failure ends all ranks."""
+    """Run this rank's part of the job; any failure ends all ranks."""
     if rank_info.meeting is not None and RANK not in os.environ:  # mpiexec has one output for all ranks
         restore_environment()
         log = os.open(of_rank(log_path(path), rank_info.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -165,7 +166,7 @@ def _run_rank(job: Job, path: Path, result: Path, rank_info: RankInfo, *, trust:
 
 
 def _leave(error: BaseException) -> NoReturn:
-    """End at once: a transport that closes cleanly waits for the other ranks."""
+    """End this process at once: a transport that closes cleanly waits for the other ranks."""
     try:
         traceback.print_exception(error)
         sys.stdout.flush()

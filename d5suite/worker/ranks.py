@@ -1,4 +1,4 @@
-"""A worker that is one of several ranks: its number, its share of the machine, its watch.
+"""A worker that is one of several ranks: its number, its share of the machine, hang detection.
 
 Imports `d5suite.instruments`, `d5suite.launch`, `d5suite.job` and its neighbours.
 """
@@ -30,7 +30,7 @@ LOOK_S = 1.0
 """Seconds between two checks for hanging ranks."""
 
 DEPUTY_S = 4.0
-"""Seconds that rank 1 waits for rank 0 to report a hang before it does so itself."""
+"""Seconds that rank 1 waits before it reports a hang of rank 0, which may report it first."""
 
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -42,12 +42,12 @@ rank on this host, number of ranks on this host."""
 
 _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES")
 """Environment variables of srun: rank, number of ranks, rank on this node, number of nodes. All
-nodes have equally many ranks."""
+nodes have the same number of ranks."""
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The number of this process among the ranks, and on its host.
+    """The rank of this process, and the number of ranks: in the job, and on this host.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class RankInfo:
     local_rank, local_ranks : int
         The same, counted on this host only.
     meeting : Path or None
-        The folder that all ranks see.
+        A folder that all ranks see.
     bound : bool
         Whether the launcher has already bound this rank to its CPUs and its GPU.
     """
@@ -69,7 +69,7 @@ class RankInfo:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> RankInfo | None:
-        """Return what the launcher says in the environment; None without a launcher."""
+        """Read the numbers that a launcher sets in the environment; None without a launcher."""
         meeting = Path(environment[MEETING]) if environment.get(MEETING) else None
         if RANK in environment:
             rank, ranks = int(environment[RANK]), int(environment[RANKS])
@@ -111,7 +111,7 @@ def share_resources(job: Job, rank_info: RankInfo, notes: list[str]) -> tuple[Jo
     if ranks == 1 or rank_info.bound:
         return own, None
     if ranks < rank_info.ranks:
-        job = replace(job, threads=threads * ranks)  # those of this host
+        job = replace(job, threads=threads * ranks)  # the threads of this host's ranks
     found = {"CPU": min(job.threads, len(share_cpus(job.threads, 1, 0)))}
     if job.device != "cpu":
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -173,7 +173,7 @@ def _watch(
 
 
 def _end_all(message: str, heartbeat: HeartbeatWriter, writer: ResultWriter) -> None:
-    """Write the reason into the result, where the session reads it, and end this process."""
+    """Write the reason into the result file, which the session reads, and end this process."""
     result = writer.result
     result.error = Failure(JobError.__name__, message)
     if result.measurement is not None:

@@ -1,4 +1,4 @@
-"""Carry out a job that only computes reference answers of operations; it needs no framework."""
+"""Run a job that only computes reference answers of operations; no framework is needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from d5suite.worker.writer import ResultWriter
 
 
 def compute_references(job: Job, writer: ResultWriter) -> None:
-    """Compute the reference of each case; both directions of an operation share it."""
+    """Compute one reference per case; both directions of an operation share the reference."""
     from d5suite.workloads.operator import compute_reference
 
     for case in job.cases:

@@ -1,8 +1,8 @@
-"""Carry out a job: for each case prepare, prove, sample, prove what was timed, and record.
+"""Run a job: for every case prepare, prove, sample, prove the timed answers, and record.
 
-Passes that do not disturb timing precede the first proof; the others follow the second.
+Passes that do not disturb timing precede the first proof; the other passes follow the second proof.
 
-Imports a framework only after the job is read, through its backend.
+Imports a framework only through the backend, after the job is read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from d5suite.passes.time import Time
 from d5suite.validate.check import Validation
 from d5suite.worker.ranks import RankInfo, code_digest, share_resources, watch_ranks
 from d5suite.worker.references import compute_references
-from d5suite.worker.turns import Channel, MeasurementTurns
+from d5suite.worker.turns import MeasurementTurns, TurnChannel
 from d5suite.worker.writer import ResultWriter
 from d5suite.workloads.base import Workload
 
@@ -51,8 +51,8 @@ INHERITED = frozenset(os.environ)
 
 
 @dataclass
-class Trial:
-    """One measurement of a case on its way through the worker.
+class PreparedMeasurement:
+    """One measurement of a case, on its way through the phases of the worker.
 
     Attributes
     ----------
@@ -60,9 +60,9 @@ class Trial:
         ``case/measurement``.
     prepared : PreparedStep
     passes : list of Pass
-        Those of the job, without ``time``.
+        The job's passes, without ``time``.
     parts : dict of str to dict
-        What the passes have recorded so far.
+        Parts that the passes have recorded so far, by name of the pass.
     validation : Validation
     """
 
@@ -73,7 +73,7 @@ class Trial:
     validation: Validation = field(default_factory=Validation)
 
     def take_passes(self, writer: ResultWriter, *, disturbing: bool) -> None:
-        """Take the passes that disturb timing, or the others."""
+        """Run the passes that disturb timing, or the passes that do not."""
         for each in self.passes:
             if each.disturbs == disturbing:
                 writer.phase(f"taking the {each.name} pass of {self.key}", self.key)
@@ -85,29 +85,30 @@ def run(
     writer: ResultWriter,
     rank_info: RankInfo | None = None,
     heartbeat: HeartbeatWriter | None = None,
-    channel: Channel | None = None,
+    channel: TurnChannel | None = None,
     *,
     continues: bool = False,
 ) -> None:
-    """Carry out a job, or one rank's part of it, and write the results as they come.
+    """Run a job, or one rank's part of the job, and write the results as they come.
 
     Parameters
     ----------
     job : Job
     writer : ResultWriter
     rank_info : RankInfo, optional
-        Without it, this process is the only rank.
+        Rank of this process; if missing, this process is the only rank.
     heartbeat : HeartbeatWriter, optional
-        Where a watcher sees that this rank is alive.
-    channel : Channel, optional
-        To the session, for samples that are taken in turn with other workers'.
+        Shows a watcher that this rank is alive.
+    channel : TurnChannel, optional
+        Channel to the session, to take samples in turn with other workers.
     continues : bool
         Whether a workflow goes on from the checkpoints of an earlier attempt.
 
     Raises
     ------
     D5Error
-        If nothing in the job can run. A measurement that fails is recorded, and the others go on.
+        If nothing in the job can run. If a measurement fails, the failure is recorded, and the
+        other measurements go on.
     """
     notes: list[str] = []
     rank_info = rank_info or RankInfo()
@@ -138,9 +139,9 @@ def _workloads(
     rank_info: RankInfo,
     heartbeat: HeartbeatWriter,
     communicating: contextlib.ExitStack,
-    channel: Channel | None,
+    channel: TurnChannel | None,
 ) -> Iterator[tuple[CaseJob, Workload]]:
-    """Start the framework, meet the other ranks, and build each case's workload in turn."""
+    """Start the framework, meet the other ranks, and yield the cases with their workloads."""
     from d5suite.instruments.environment import describe
     from d5suite.workloads.collective import CollectiveWorkload
     from d5suite.workloads.network import NetworkWorkload
@@ -228,7 +229,7 @@ def _agree(job: Job, workload: Workload, writer: ResultWriter) -> None:
     Raises
     ------
     JobError
-        If they do not.
+        If ranks disagree.
     """
     if job.ranks == 1:
         return
@@ -251,7 +252,7 @@ def _agree(job: Job, workload: Workload, writer: ResultWriter) -> None:
         raise JobError("the ranks disagree on " + "; ".join(differ), hint="Give all of them the same job and d5suite.")
 
 
-def _measure(job: Job, case: CaseJob, workload: Workload, writer: ResultWriter, channel: Channel | None) -> None:
+def _measure(job: Job, case: CaseJob, workload: Workload, writer: ResultWriter, channel: TurnChannel | None) -> None:
     """Run one case: prove all measurements first, then time them, because they share executors."""
     prepared = [_prepare(job, case, name, workload, writer, channel) for name in case.measurements]
     if channel is not None:
@@ -270,21 +271,21 @@ def _measure(job: Job, case: CaseJob, workload: Workload, writer: ResultWriter, 
 
 
 def _prepare(
-    job: Job, case: CaseJob, name: str, workload: Workload, writer: ResultWriter, channel: Channel | None
-) -> Trial | None:
-    """Build a measurement's step, and take the passes that precede its proof.
+    job: Job, case: CaseJob, name: str, workload: Workload, writer: ResultWriter, channel: TurnChannel | None
+) -> PreparedMeasurement | None:
+    """Build a measurement's step, and run the passes that precede the proof.
 
-    The first call and the peak memory are recorded, so no other worker may run.
+    The first call and the peak memory are measured here, so no other worker may run.
     """
     key = key_of(case.name, name)
 
-    def prepare() -> Trial:
+    def prepare() -> PreparedMeasurement:
         if channel is not None:
             channel.require_alone(f"the first call of {key}")
         measurement = find_measurement(name, case.files.get(name))()
         step = measurement.prepare(workload)
         passes = [find_pass(each, job.pass_files.get(each))() for each in job.passes if each != TIME]
-        trial = Trial(key, PreparedStep(workload, measurement, step, workload.settings), passes)
+        trial = PreparedMeasurement(key, PreparedStep(workload, measurement, step, workload.settings), passes)
         trial.take_passes(writer, disturbing=False)
         step.call_first()
         step.reset()
@@ -293,7 +294,7 @@ def _prepare(
     return writer.attempt(key, "preparing", prepare)
 
 
-def _prove(trial: Trial, writer: ResultWriter) -> bool:
+def _prove(trial: PreparedMeasurement, writer: ResultWriter) -> bool:
     """Compare the answers of a step with an independent reference; return whether they agree."""
     workload, measurement, step, _ = trial.prepared
 
@@ -309,8 +310,8 @@ def _prove(trial: Trial, writer: ResultWriter) -> bool:
     return writer.attempt(trial.key, "validating", prove) is not None
 
 
-def _time(trial: Trial, writer: ResultWriter, channel: Channel | None) -> None:
-    """Sample a step, prove what was timed, take the passes that disturb, and record all of it."""
+def _time(trial: PreparedMeasurement, writer: ResultWriter, channel: TurnChannel | None) -> None:
+    """Sample a step, prove the timed answers, run the passes that disturb; record the result."""
     workload, measurement, step, settings = trial.prepared
     timing, turns = Time(), None
     if channel is not None:
@@ -327,7 +328,7 @@ def _time(trial: Trial, writer: ResultWriter, channel: Channel | None) -> None:
         )
     extra, series = step.record(timing.samples), step.series()
     if workload.job.ranks > 1:
-        workload.communicator.barrier()  # what one rank could not prove is a result of none
+        workload.communicator.barrier()  # if one rank's proof fails, no rank has a result
     trial.take_passes(writer, disturbing=True)
     writer.result.measurements[trial.key] = Measured(
         measurement.level, step.items, step.macs, series, extra, {**trial.parts, TIME: part}
@@ -342,10 +343,10 @@ def _time(trial: Trial, writer: ResultWriter, channel: Channel | None) -> None:
     )
 
 
-def _prove_timed(trial: Trial, timing: Time, writer: ResultWriter) -> float:
-    """Prove what was timed; return the seconds that this took.
+def _prove_timed(trial: PreparedMeasurement, timing: Time, writer: ResultWriter) -> float:
+    """Prove the timed answers; return the seconds that the proof took.
 
-    If a check fails, the samples and series are kept beside the result.
+    If a check fails, samples and series are kept in the result file, apart from the results.
     """
     writer.phase(f"proving what was timed of {trial.key}", trial.key)
     workload, measurement, step, _ = trial.prepared

@@ -2,12 +2,12 @@
 
 Messages are JSON objects, one per line:
 
-1. Only with ``--beside``: other workers run while this one imports its framework and while it
-   proves. Before it measures anything it sends ``{"asks": "alone"}``, and before it proves
-   ``{"asks": "beside"}``, and each time it waits for the same word as ``{"go": WORD}``.
+1. Only with ``--beside``: other workers may run while this worker imports its framework and while
+   it proves. Before it measures anything, the worker sends ``{"asks": "alone"}``; before it proves,
+   ``{"asks": "beside"}``. Then it waits for the answer ``{"go": WORD}`` with the same word.
 2. When a step is proved and warm, the worker sends ``{"ready": KEY, "sample_s": S}``.
 3. The session asks for samples with ``{"take": COUNT}``, and the worker answers ``{"samples_s":
-   [...], "took_s": S}``. The worker begins with calls that do not count, unless the session adds
+   [...], "took_s": S}``. The turn begins with calls that do not count, unless the session adds
    ``"wake": false``.
 4. The session ends the turns with ``{"end": true}``, or gives up the measurement with ``{"leave":
    REASON}``.
@@ -26,15 +26,15 @@ from d5suite.errors import JobError
 from d5suite.instruments.settings import ALONE, BESIDE, Turn
 
 
-class Channel:
+class TurnChannel:
     """The channel to the session.
 
     Parameters
     ----------
     descriptor : int
-        A connected stream socket, which child processes do not inherit.
+        Descriptor of a connected stream socket, which child processes will not inherit.
     beside : bool
-        Whether other workers run until this one asks to be alone.
+        Whether other workers may run until this worker asks to run alone.
     """
 
     def __init__(self, descriptor: int, *, beside: bool = False) -> None:
@@ -43,7 +43,7 @@ class Channel:
         self._asks, self._how = beside, BESIDE if beside else ALONE
 
     def run(self, how: str) -> None:
-        """Run `ALONE` or `BESIDE` others from now on; wait until the session lets it."""
+        """Run `ALONE` or `BESIDE` others from now on; wait until the session permits it."""
         if self._asks and how != self._how:
             self.send({"asks": how})
             message = self.receive()
@@ -57,7 +57,7 @@ class Channel:
         Raises
         ------
         JobError
-            If others may run: no time or memory that was measured now would count.
+            If other workers may run: times and memory measured now would not count.
         """
         if self._how != ALONE:
             raise JobError(f"{what} was to be measured while other workers run")
@@ -73,7 +73,7 @@ class Channel:
         Raises
         ------
         JobError
-            If the session has gone.
+            If the session has ended.
         """
         line = self._stream.readline()
         if not line:
@@ -83,11 +83,11 @@ class Channel:
 
 
 class MeasurementTurns:
-    """The turns of one measurement: `d5suite.instruments.settings.Turns`.
+    """The turns of one measurement, an implementation of `d5suite.instruments.settings.Turns`.
 
     Parameters
     ----------
-    channel : Channel
+    channel : TurnChannel
     key : str
         ``case/measurement``.
 
@@ -97,18 +97,23 @@ class MeasurementTurns:
         Whether samples were taken.
     """
 
-    def __init__(self, channel: Channel, key: str) -> None:
+    def __init__(self, channel: TurnChannel, key: str) -> None:
         self.taken = False
         self._channel, self._key = channel, key
         self._is_ready = False
 
     def wait(self, sample_s: float) -> Turn | None:
-        """Wait for the next turn; samples lately took `sample_s` seconds. Return None at the end.
+        """Wait for the next turn; return None after the last turn.
+
+        Parameters
+        ----------
+        sample_s : float
+            Seconds that a sample took lately.
 
         Raises
         ------
         JobError
-            If the measurement is given up.
+            If the session gives up the measurement.
         """
         if not self._is_ready:
             self._is_ready = True
@@ -119,6 +124,6 @@ class MeasurementTurns:
         return Turn(int(message["take"]), bool(message.get("wake", True))) if "take" in message else None
 
     def give(self, samples_s: list[float], took_s: float) -> None:
-        """Hand over the samples of one turn."""
+        """Send the samples of one turn to the session."""
         self.taken = True
         self._channel.send({"samples_s": samples_s, "took_s": took_s})

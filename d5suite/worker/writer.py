@@ -37,7 +37,7 @@ class ResultWriter:
         self.result.save(self.path)
 
     def phase(self, text: str, key: str | None = None) -> None:
-        """Record and print what the worker is doing, and for which measurement."""
+        """Record and print the current phase, and the key of the measurement."""
         self.result.phase, self.result.measurement = text, key
         self.write()
         print(f"d5suite: {time.monotonic() - self._start:6.1f} s  {text}", flush=True)
@@ -58,7 +58,7 @@ class ResultWriter:
         Raises
         ------
         Exception
-            The failure, after it was recorded, if ranks work ``together``.
+            The failure, after recording it, if ranks work ``together``.
         """
         self.phase(f"{doing} {key}", key)
         try:

@@ -60,7 +60,7 @@ def rank_account(
         ``latency_s``, and by message the `moments` of seconds (``moves``) and of bytes per second
         (``rates``).
     iterations_s : sequence of float
-        Of each step of the program.
+        Seconds of each step of the program.
 
     Returns
     -------
@@ -191,7 +191,7 @@ def bottleneck(
     components, couplings : mapping
         From `components_of` and `couplings_of`.
     makespan_s : float
-        Of a run.
+        Makespan of a run.
     """
     total = makespan_s or 1e-12
 

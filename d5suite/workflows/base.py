@@ -25,14 +25,14 @@ from d5suite.network import Network
 from d5suite.optimizers.settings import Optimizer
 from d5suite.validate.check import Check
 from d5suite.workflows.couplings.base import Fields
-from d5suite.workflows.group import Group
+from d5suite.workflows.group import Subcommunicator
 from d5suite.workflows.ports import In, Out
 
 ROLES = ("simulation", "training", "inference", "program")
 
 
 @dataclass(frozen=True)
-class Builder:
+class NativeBuilder:
     """Makes native code of the backend that is measured.
 
     Attributes
@@ -53,7 +53,7 @@ class Builder:
 
 
 @dataclass
-class Checkpoints:
+class WorkflowCheckpoints:
     """States of all ranks, every few steps.
 
     Attributes
@@ -127,16 +127,16 @@ class Place:
     seed : int
     options : mapping
         What the component's declaration gives it.
-    group : Group
+    group : Subcommunicator
         The component's ranks.
-    builder : Builder
+    builder : NativeBuilder
     out, into : dict
         The ports by coupling; new ones for every run.
     sizes : mapping of str to int
         By coupling: how many ranks are at its other side.
     first_step : int
         0, or where a run continues.
-    checkpoints : Checkpoints or None
+    checkpoints : WorkflowCheckpoints or None
     tell : callable
         Called after every step, with its number.
     """
@@ -147,13 +147,13 @@ class Place:
     steps: int
     seed: int
     options: Mapping[str, Any]
-    group: Group
-    builder: Builder
+    group: Subcommunicator
+    builder: NativeBuilder
     sizes: Mapping[str, int] = field(default_factory=dict)
     out: dict[str, Out] = field(default_factory=dict)
     into: dict[str, In] = field(default_factory=dict)
     first_step: int = 0
-    checkpoints: Checkpoints | None = None
+    checkpoints: WorkflowCheckpoints | None = None
     tell: Callable[[int], None] = lambda step: None
 
     def option(self, name: str, default: Any) -> Any:
@@ -244,7 +244,7 @@ class Program(ABC):
 
 
 def proved_training(
-    builder: Builder, network: Network, optimizer: Optimizer, images: np.ndarray, labels: np.ndarray
+    builder: NativeBuilder, network: Network, optimizer: Optimizer, images: np.ndarray, labels: np.ndarray
 ) -> Iterator[Check]:
     """Prove a backend's training of a small network before it is timed.
 

@@ -93,9 +93,9 @@ def curve_network(seed: int) -> Network:
 
 
 class ActiveLearning(Program):
-    """Fits the answers, and decides what to ask next.
+    """Trains a network on the answers, and chooses the next questions.
 
-    With ``lockstep`` it waits for all members before it asks any of them again.
+    With ``lockstep`` it waits for the answers of all members before it asks again.
     """
 
     name = "active_learning"

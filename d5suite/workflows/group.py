@@ -16,7 +16,7 @@ FIRST_TAG, TAGS = 100, 50
 """Tags of the first component's messages, and how many each component has."""
 
 
-class Group(Communicator):
+class Subcommunicator(Communicator):
     """Some ranks of a communicator, numbered from 0.
 
     Parameters
@@ -25,7 +25,7 @@ class Group(Communicator):
     ranks : sequence of int
         Ranks of the parent, of which this process has one.
     number : int
-        Of the component, which makes tags unique.
+        Number of the component; it makes tags unique.
     """
 
     name = "group"
@@ -63,7 +63,7 @@ class Group(Communicator):
 class _Renumbered(Request):
     """A request of the parent, whose other end has a rank in the group."""
 
-    def __init__(self, group: Group, request: Request) -> None:
+    def __init__(self, group: Subcommunicator, request: Request) -> None:
         self._group, self._request = group, request
 
     def _wait(self) -> int:

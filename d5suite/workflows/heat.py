@@ -22,7 +22,7 @@ from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
 from d5suite.workflows.base import Place, Program
 from d5suite.workflows.couplings.base import Field, Fields
-from d5suite.workflows.group import Group
+from d5suite.workflows.group import Subcommunicator
 
 RATIO = 0.2
 """Time step over h²; the stencil is stable up to 1/4."""
@@ -45,11 +45,11 @@ class Stencil:
     ----------
     points : int
         Inner points a side: h = 1 / (points + 1).
-    group : Group or None
+    group : Subcommunicator or None
         The ranks that share the rows; None for one process.
     """
 
-    def __init__(self, points: int, group: Group | None = None) -> None:
+    def __init__(self, points: int, group: Subcommunicator | None = None) -> None:
         self.points, self.group = points, group
         self.h = 1.0 / (points + 1)
         rank, ranks = (group.rank, group.size) if group is not None else (0, 1)

@@ -1,6 +1,6 @@
 """A surrogate of the heat simulation, trained while that runs, which then takes its place.
 
-Imports NumPy and its neighbours; the framework only through `d5suite.workflows.base.Builder`.
+Imports NumPy and its neighbours; the framework only through `d5suite.workflows.base.NativeBuilder`.
 """
 
 from __future__ import annotations

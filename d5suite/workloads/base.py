@@ -31,24 +31,23 @@ class Workload(ABC):
     Attributes
     ----------
     name : str
-        The case's.
+        Name of the case.
     settings : SamplingSettings
     tell : callable
-        Reports the progress of a long measurement in words, and its partial results, JSON-able,
-        which survive a failure.
+        Reports a long measurement's progress in words, with JSON-able partial results, which
+        survive a failure.
     communicator : Communicator
-        To the other ranks; in level-3 jobs only.
+        Communicator of all ranks; in level-3 jobs only.
     folder : Path or None
-        Where passes may leave files: in folders that begin with this path's name. All ranks have
-        the same.
+        Prefix of the paths of folders in which passes may leave files; the same on all ranks.
     meeting : Path or None
-        A folder that all ranks see, which is removed when the job ends, however it does.
+        A folder that all ranks see, which is removed when the job ends, even after a failure.
     continues : bool
-        Whether to go on from what an earlier attempt at the job has kept.
+        Whether to go on from the checkpoints that an earlier attempt at the job has kept.
     gpus_before : sequence of GpuState
         State of each visible GPU before the framework was started; empty without NVML.
     heartbeat : object
-        Its ``steps`` count the steps that all ranks make together, while they do.
+        The attribute ``steps`` counts the steps that all ranks make together.
     """
 
     kind: ClassVar[str]
@@ -82,34 +81,37 @@ class Workload(ABC):
         job : Job
         selection : Selection
         tell : callable
-            Reports what is being done.
+            Receives messages on the progress.
         """
         return {}
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what all records of the case share; JSON-able."""
+        """Return the facts that all records of the case share; JSON-able."""
 
     def event_timer(self) -> tuple[EventTimer | None, str]:
-        """Return the backend's timer of its device, or None and the reason."""
+        """Return the backend's timer on the device; if it has none, None and the reason."""
         return event_timer(self.backend, self.job.device)
 
     def l2_flush(self) -> tuple[L2Flush | None, str]:
-        """Return the flush of the device's L2 cache, or None and the reason."""
+        """Return the flush of the device's L2 cache; if there is none, None and the reason."""
         return l2_flush(self.backend, self.job.device)
 
     def device_peak(self) -> tuple[Callable[[], None], Callable[[], int]] | None:
-        """Return functions that reset and read the device's peak memory in bytes, if it has any."""
+        """Return functions that reset and read the device's peak memory in bytes.
+
+        None if the device has no memory of its own.
+        """
         found: tuple[Callable[[], None], Callable[[], int]] | None
         found = self.backend.load("runtime").device_memory(self.job.device)
         return found
 
     def sensors(self) -> Sensors | None:
-        """Return the device's sensors, if the framework reads any."""
+        """Return the device's sensors; None if the framework cannot read any."""
         return sensors(self.backend, self.job.device)
 
     def fingerprint(self) -> dict[str, str]:
-        """Return what must be equal on all ranks: short texts and checksums by name."""
+        """Return the facts that must be equal on all ranks: short texts and checksums by name."""
         return {}
 
     @abstractmethod
@@ -117,7 +119,7 @@ class Workload(ABC):
         """Free objects that only the proof needs, before timing."""
 
     def once(self, name: str, checks: Callable[[], Iterator[Check]]) -> Iterable[Check]:
-        """Make checks only once that several measurements need.
+        """Return checks that several measurements need, which are made only once.
 
         Parameters
         ----------
@@ -132,7 +134,7 @@ class Workload(ABC):
 
 
 class Once:
-    """An iterable that computes its items once and repeats them, or its exception, afterwards."""
+    """An iterable that computes items only once; later it repeats the items or the exception."""
 
     def __init__(self, items: Iterator[Check]) -> None:
         self._items = items

@@ -1,7 +1,7 @@
-"""A collective at several sizes: the arrays of each rank, the expected answers, and the timing.
+"""A collective at several sizes: the arrays of every rank, the expected answers, and the timing.
 
-Arrays hold small whole numbers, drawn per rank, so that sums are the same to the last bit in any
-order of additions.
+Arrays hold small whole numbers, drawn per rank, so that sums are equal to the last bit in any order
+of additions.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from d5suite.network.operation import PRECISIONS
 from d5suite.workloads.base import Workload
 
 PERIOD = 8191
-"""Count of drawn numbers, which arrays repeat: a prime, so that no two segments start alike."""
+"""Number of drawn values, which arrays repeat: a prime, so that no two segments start alike."""
 
 LARGEST = 4
 """Largest magnitude of drawn numbers: sums over 64 ranks are exact in bfloat16."""
 
 NOTHING = -77
-"""Content of an array to which a rank contributes nothing."""
+"""Value of the elements that a rank does not fill itself."""
 
 SAMPLE_S = 2e-3
-"""Shortest sample, in seconds: short calls are repeated, each on its own array."""
+"""Shortest sample, in seconds: short calls are repeated, every call on another array."""
 
 OVERLAP_ROUNDS, COMPUTED = 5, 512
-"""Rounds in which overlap is measured, and numbers of the array with which ranks compute
-meanwhile: one addition takes less than a microsecond."""
+"""Rounds in which overlap is measured, and elements of the array with which ranks compute
+meanwhile: one addition to the array takes less than a microsecond."""
 
 MOST_CALLS = 1000
 MOST_BYTES = 64 << 20
-"""Most calls in a sample, and most bytes of their arrays, unless one array is larger."""
+"""Most calls in a sample, and most bytes of the arrays of all calls, unless one array is larger."""
 
 
 def rounded(name: str, size: int, itemsize: int, ranks: int) -> int:
@@ -53,12 +53,12 @@ def rounded(name: str, size: int, itemsize: int, ranks: int) -> int:
 
 
 def compute(block: np.ndarray) -> None:
-    """Do a little work."""
+    """Compute a little: add 1 to every element."""
     np.add(block, 1.0, out=block)
 
 
 class Messages:
-    """Arrays for one collective at one size; they are refilled before every call.
+    """Arrays for one collective at one size, which are refilled before every sample.
 
     Parameters
     ----------
@@ -66,14 +66,14 @@ class Messages:
     name : str
         A key of `d5suite.distributed.calls.CALLS`.
     size : int
-        Bytes of an array, from `rounded`.
+        Size of an array in bytes, from `rounded`.
     dtype : numpy.dtype
     seed : int
 
     Attributes
     ----------
     rank_medians_s : list of float
-        After `time`: the median of a call's seconds on each rank.
+        After `time`: the median seconds of a call, by rank.
     """
 
     def __init__(self, communicator: Communicator, name: str, size: int, dtype: np.dtype[Any], seed: int) -> None:
@@ -86,18 +86,18 @@ class Messages:
         self.allocate(1)
 
     def allocate(self, copies: int) -> None:
-        """Allocate arrays for this many calls, unless they exist already."""
+        """Allocate arrays for this number of calls, unless they exist already."""
         if copies != self.copies:
             self.copies = copies
             self._given = np.empty((copies, self.count), self.dtype)
             self._taken = np.empty((copies if self.call.apart else 1, self.count), self.dtype)
 
     def free(self) -> None:
-        """Release the arrays but remember their number."""
+        """Release the arrays; `copies` keeps the number of arrays."""
         self._given = self._taken = np.empty((0, 0), self.dtype)
 
     def fill(self) -> None:
-        """Refill every array before a call."""
+        """Refill all arrays before a sample."""
         whole, rank = self.name not in ("broadcast", "all_gather"), self.communicator.rank
         if whole or (self.name == "broadcast" and rank == 0):
             np.copyto(self._given, self._drawn(rank))
@@ -115,7 +115,7 @@ class Messages:
             run(communicator, given, taken)
 
     def wrong(self) -> float:
-        """Return the fraction of wrong elements on the rank with the most."""
+        """Return the fraction of wrong elements on the rank with the most wrong elements."""
         place, expected = self._expected()
         if expected is None:
             part = 0.0
@@ -127,7 +127,7 @@ class Messages:
         return float(gathered(self.communicator, [part]).max())
 
     def differing(self) -> int:
-        """Count the ranks that differ from rank 0 after an all_reduce whose sums round."""
+        """Count the ranks whose result of an all_reduce with rounded sums differs from rank 0's."""
         given = self._given[0]
         given[:] = np.random.default_rng([self.seed, self.communicator.rank]).standard_normal(self.count)
         self.call.run(self.communicator, given, given)
@@ -135,7 +135,7 @@ class Messages:
         return int((digests != digests[0]).sum())
 
     def traffic(self) -> dict[str, int]:
-        """Return bytes, messages and opaque calls of one call on the rank that sends most."""
+        """Return bytes, messages and opaque calls of one call: the maxima over all ranks."""
         kinds = ("bytes_sent", "messages_sent", "opaque_calls")
 
         def total() -> list[int]:
@@ -194,11 +194,11 @@ class Messages:
         )
 
     def overlap(self) -> float | None:
-        """Return the part of a message's time in which the ranks can compute; None if it blocks.
+        """Return the share of a message's time in which ranks can compute; None if the call blocks.
 
-        One less (both - computing) / messages, each after a barrier and by the slowest rank, the
-        least of some rounds; the ranks compute for as long as the messages take. So do the OSU
-        Micro-Benchmarks for non-blocking collectives.
+        The share is 1 - (both - computing) / messages. All times begin after a barrier, end on the
+        slowest rank, and are minima over some rounds; ranks compute for as long as the messages
+        take. The OSU Micro-Benchmarks measure non-blocking collectives in the same way.
         """
         begin, communicator = self.call.begin, self.communicator
         if begin is None:
@@ -229,7 +229,7 @@ class Messages:
         return drawn.astype(self.dtype)
 
     def _expected(self) -> tuple[slice, np.ndarray | None]:
-        """Return where this rank's answer lies and its expected value; None without an answer."""
+        """Return the place and value of this rank's answer; the value is None without an answer."""
         rank, ranks, everything = self.communicator.rank, self.communicator.size, slice(None)
         if self.name in ("all_reduce", "reduce", "reduce_scatter"):
             if self.name == "reduce" and rank != 0:
@@ -267,7 +267,7 @@ class CollectiveWorkload(Workload):
         self.case = case
 
     def require_memory(self) -> None:
-        """Raise `JobError` if this host's ranks have no memory for the largest size."""
+        """Raise `JobError` if this host has too little memory for its ranks at the largest size."""
         largest, hosts = self.sizes[-1], self.communicator.hosts
         here = hosts.count(hosts[self.communicator.rank])
         needed, free = 5 * largest * here, free_memory("cpu")
@@ -286,7 +286,7 @@ class CollectiveWorkload(Workload):
 
     @cached_property
     def sizes(self) -> list[int]:
-        """The sizes in bytes, smallest first, without duplicates."""
+        """The rounded sizes in bytes, smallest first, without duplicates."""
         itemsize, ranks = self.dtype.itemsize, self.communicator.size
         return sorted({rounded(self.case.collective, size, itemsize, ranks) for size in self.case.sizes})
 

@@ -1,4 +1,4 @@
-"""The inputs of a user's own network: drawn, or what the user gives."""
+"""The inputs of a user's own network: drawn at random, or given by the user."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from d5suite.network.user_network import input_ranges
 
 
 def drawn_source(network: Network, settings: Mapping[str, Any], *, seed: int) -> RandomSource:
-    """Return the batches of a user's network.
+    """Return a source of batches for a user's network.
 
     Parameters
     ----------
     network : Network
     settings : mapping
-        `NetworkCase.network`: its ``inputs`` and ``sample`` replace what would be drawn.
+        `NetworkCase.network`: the keys ``inputs`` and ``sample`` replace drawn inputs.
     seed : int
     """
     sample, ranges = _sample(settings), input_ranges(network)
@@ -41,7 +41,7 @@ def drawn_source(network: Network, settings: Mapping[str, Any], *, seed: int) ->
 
 
 def _labels(network: Network) -> RandomInput:
-    """Return how labels are drawn, or the targets of a squared error: normal noise."""
+    """Return the random input of labels; for a squared error, normal noise as targets."""
     name = network.label or ""
     cells = tuple(n or 1 for n in network.shapes[name][1:]) if name else ()
     if network.has_targets:
@@ -52,7 +52,7 @@ def _labels(network: Network) -> RandomInput:
 
 
 def given_in_words(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the user gives by input, in words."""
+    """Describe in words, by input, the values that the user gives."""
     return described(settings.get("inputs", {}), _sample(settings))
 
 

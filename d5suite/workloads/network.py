@@ -1,4 +1,4 @@
-"""A network on a dataset: data, executors and trainer that its measurements share."""
+"""A network on a dataset: the data, executors and trainer that all measurements share."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ ORACLE_BATCH = 8
 """Most images per batch in ONNX's reference evaluator and in float64 training, which are slow."""
 
 FEWEST = 4
-"""Fewest images of such a batch, unless the whole batch has fewer: one or two images give no useful
-batch statistics."""
+"""Fewest images in such a batch, unless the whole batch has fewer: batch statistics of one or two
+images are not useful."""
 
 FEEDS = 4
-"""Batches that a timed training step takes in turn, so that it does not overfit one batch."""
+"""Number of batches that timed training steps cycle through, so that none is overfitted."""
 
 Batch = tuple[np.ndarray, np.ndarray]
 """Images, float32 (N, C, H, W), and labels, or targets of a squared error."""
@@ -66,7 +66,7 @@ def load_network(case: NetworkCase, seed: int) -> Network:
     ----------
     case : NetworkCase
     seed : int
-        Draws the weights of a network from the zoo.
+        Seed for the weights of a network from the zoo.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def load_network(case: NetworkCase, seed: int) -> Network:
 
 
 def turned(images: np.ndarray, quarters: int) -> np.ndarray:
-    """Rotate square images by quarter turns, which gives other valid inputs."""
+    """Rotate square images by quarter turns, which yields further valid inputs."""
     return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
 
 
@@ -128,22 +128,22 @@ class NetworkWorkload(Workload):
     Attributes
     ----------
     expected_outputs : ExpectedOutputs
-        An evaluator's outputs for the batches that inference takes in turn, and for one that is fed
-        after timing; set when inference is proved.
+        An evaluator's outputs for the batches that inference takes in turn, and for a batch that is
+        fed after timing; set when inference is proved.
     outputs_tolerance : float
         Accepted error of these outputs; set when inference is proved.
     references : GradientReferences
-        Float64 gradients at the generic point; set when they are proved.
+        Float64 gradients at the generic point; set when gradients are proved.
     drawn : tuple
         With Dropout: a random state, and the `sampled` answer to the first batch from that state;
         set when gradients are proved.
     proved_run : ProvedRun
-        A short training run in float64; set when it is proved.
+        A short training run in float64; set when the run is proved.
     proved_losses : tuple
-        With several ranks: this rank's losses of the float64 run, and what made them; set when the
-        scheme is proved.
+        With several ranks: this rank's losses of the float64 run, and the name of the run; set when
+        the scheme is proved.
     warnings : list of str
-        What readers of the results should know about the network.
+        Warnings about the network, for readers of the results.
     """
 
     kind = "network"
@@ -177,7 +177,7 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def plain_network(self) -> Network:
-        """The network without Dropout: no two frameworks draw the same values."""
+        """The network without Dropout, because no two frameworks draw the same random values."""
         if self.network.as_written:
             self.warnings.append("the file is run as it is written, because d5suite does not read it")
         elif "given" in self.case.network:
@@ -185,7 +185,7 @@ class NetworkWorkload(Workload):
         return self.network.without_dropout()
 
     def _prove_reading(self) -> None:
-        """Compare the graph with its file, once for all backends."""
+        """Compare the graph's answer with the answer of the file, once for all backends."""
         done = Path(self.reference).with_suffix(".json") if self.reference else None
         key = self.fingerprint()["network"]
         if done is not None and done.exists() and (known := read_json(done))["reading"] == key:
@@ -217,7 +217,7 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def layer_facts(self) -> dict[str, LayerFacts]:
-        """Counted work of each node of the network, for the batch and precision of the job."""
+        """The counted work of every node, for the job's batch size and precision."""
         size = {"fp64": 8, "fp32": 4}.get(self.job.precision, 2)
         return layer_facts(self.network, batch_size=self.case.batch_size, bytes_per_value=size)
 
@@ -239,7 +239,7 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def stored_as(self) -> str | None:
-        """The dataset's storage format; None if a library brings the dataset."""
+        """The dataset's storage format; None if the dataset comes with a library."""
         return stored_as(self.source.training_set) if isinstance(self.source, ImageNetSource) else None
 
     def facts(self) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def dataset(self) -> dict[str, Any]:
-        """Describe the data, as in ``results/schema.json``, without a path of this machine."""
+        """Description of the data, as in ``results/schema.json``, without paths of this machine."""
         source, kind = self.source, self.case.dataset["kind"]
         digest = hashlib.sha256()
         if isinstance(source, RandomSource):
@@ -300,13 +300,13 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """The first training batches, at least one per validation step, decoded from files."""
+        """The first training batches, decoded from files: at least one per validation step."""
         with self.loader() as loader:
             count = max(self.case.validation_steps, FEEDS) + self.is_drawn  # one is fed after timing
             return [(images.copy(), labels.copy()) for images, labels in itertools.islice(loader.batches(), count)]
 
     def batches_of(self, shard: int, shards: int) -> list[Batch]:
-        """Return the first training batches of one rank's shard of the data."""
+        """Return the first training batches of one rank's shard of the dataset."""
         known = self._shards.setdefault((shard, shards), [])
         if not known:
             with self.source.training(
@@ -321,8 +321,8 @@ class NetworkWorkload(Workload):
     def evaluation_images(self) -> np.ndarray:
         """One batch of validation images as evaluation gets them: float32 (N, C, H, W).
 
-        If there are fewer images than a batch has, each repetition is shifted by one more column:
-        equal images could be computed once.
+        If the dataset has fewer images than a batch, images are repeated, every repetition shifted
+        by one more column: equal images could be computed only once.
         """
         with self.source.evaluation(batch_size=self.case.batch_size, workers=0) as stream:
             images = next(stream.epoch(0))[0]
@@ -330,7 +330,7 @@ class NetworkWorkload(Workload):
         return np.concatenate(copies)[: self.case.batch_size]
 
     def evaluation_batch(self, number: int) -> np.ndarray:
-        """Return the evaluation batch of this number; each number gives another batch."""
+        """Return the evaluation batch with this number; other numbers give other batches."""
         if self.is_drawn:
             with self.source.evaluation(batch_size=self.case.batch_size, workers=0) as stream:
                 return next(stream.epoch(number))[0]
@@ -342,10 +342,10 @@ class NetworkWorkload(Workload):
         return {**self.network.arrays(batch[0]), label: batch[1]}
 
     def fed(self, index: int) -> Batch:
-        """Return a training batch as steps take it: its first images, repeated to fill the batch.
+        """Return a training batch as steps take it: the first images, repeated to fill the batch.
 
-        Loss, gradients and BatchNormalization's statistics are means over the batch, so they equal
-        those of the few images: float64 references of a few images hold for a large batch.
+        Loss, gradients and BatchNormalization's statistics are means over the batch, so they do not
+        change with repetitions: float64 references of a few images hold for a large batch.
         """
         return self.repeated(*self.batches[index])
 
@@ -353,7 +353,8 @@ class NetworkWorkload(Workload):
     def unseen(self) -> Batch:
         """A batch that is never fed before timing.
 
-        It is the first batch with rotated images and other labels; of drawn inputs, the last batch.
+        This is the first batch with rotated images and reversed labels; with drawn inputs, the last
+        batch.
         """
         if self.is_drawn:
             return self.repeated(*self.batches[-1])
@@ -373,7 +374,7 @@ class NetworkWorkload(Workload):
         return self.executor.feed(self.arrays(self.fed(index % FEEDS)))
 
     def feed_whole(self, index: int) -> Native:
-        """Feed a training batch whose images all differ to the device."""
+        """Feed a training batch without repeated images to the device."""
         return self.executor.feed(self.arrays(self.batches[index % FEEDS]))
 
     def feed_evaluation(self, number: int) -> Native:
@@ -384,7 +385,7 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def executor(self) -> Executor:
-        """The network as it is timed. The object that is proved is the one that is timed."""
+        """The network as it is timed: the same object is proved and timed."""
         network, start = self.network, now()
         made = self.backend.executor(
             network, mode=self.selection.mode, device=self.job.device, precision=self.job.precision
@@ -401,16 +402,16 @@ class NetworkWorkload(Workload):
         return made
 
     def built_s(self, *, trainer: bool = False) -> float:
-        """Return the seconds that building `executor`, and the trainer if asked, has taken.
+        """Return the seconds that it took to build `executor` and, if asked, the trainer.
 
-        What is not built yet is built now.
+        Builds them now if they do not exist yet.
         """
         built = (self.executor, self.trainer) if trainer else (self.executor,)
         return sum(self._built_s[part] for part, _ in zip(("executor", "trainer"), built, strict=False))
 
     @cached_property
     def comparable(self) -> Executor:
-        """`executor`, or its twin without Dropout if it has any; for proofs only."""
+        """`executor`; if the network has Dropout, the executor without Dropout. For proofs only."""
         if self.plain_network is self.network:
             return self.executor
         timed = self.executor
@@ -426,7 +427,7 @@ class NetworkWorkload(Workload):
 
     @property
     def oracle_batch(self) -> int:
-        """Images per float64 batch, which is slow; a divisor of the batch size."""
+        """Images per batch in float64, which is slow; a divisor of the batch size."""
         size = self.case.batch_size
         few = (n for n in range(min(ORACLE_BATCH, size), FEWEST - 1, -1) if size % n == 0)
         return self.network.batch_size or next(few, size)
@@ -439,14 +440,14 @@ class NetworkWorkload(Workload):
 
     @contextlib.contextmanager
     def at_generic_point(self, *executors: Executor) -> Iterator[None]:
-        """Load the generic network's weights for a while; restore the initial ones at the end."""
+        """Load the generic network's weights; restore the initial weights at the end."""
         self.to_generic_point(*executors)
         yield
         for executor in executors:
             self.restore(executor)
 
     def restore(self, executor: Executor, initializers: dict[str, np.ndarray] | None = None) -> None:
-        """Load the initial parameters and statistics into an executor, or another seed's."""
+        """Load the initial parameters and statistics, or the given ones, into an executor."""
         values = self.network.initializers if initializers is None else initializers
         names = (*self.network.parameters, *self.network.statistics)
         executor.load_parameters({name: values[name] for name in names})
@@ -462,7 +463,7 @@ class NetworkWorkload(Workload):
         gc.collect()  # executors hold large arrays in reference cycles
 
     def memory_by_definition(self, *, gradients: bool = False, optimizer: bool = False) -> dict[str, int]:
-        """Return the bytes a step must hold, as in ``results/schema.json``.
+        """Return the bytes that a step must hold, as in ``results/schema.json``.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""One ONNX node: its native operators and its reference, shared by both directions."""
+"""One ONNX node: the native operators and the reference, which both directions share."""
 
 from __future__ import annotations
 
@@ -35,35 +35,36 @@ COPIES = 8
 timed, in float64 and in the reference."""
 
 FURTHER = 2
-"""Further inputs: one takes turns with the proof's while timed, one is fed after timing."""
+"""Number of further inputs: one takes turns with the proved input while timed, and one is fed after
+timing."""
 
 INTERMEDIATE_COPIES = 4
-"""Copies of intermediate values: attention's scores exist unmasked, masked, as softmax and
-backward."""
+"""Copies of intermediate values: attention's scores exist unmasked, masked, after the softmax, and
+in the backward pass."""
 
 CEILING_GEMM = 2048
-"""Rows and columns of the matrices whose product sets the ceiling of arithmetic: large enough for
-libraries to reach their best, and a fifth of a second on a laptop."""
+"""Rows and columns of the matrices whose product sets the arithmetic ceiling: large enough for
+libraries to reach their peak, and a fifth of a second on a laptop."""
 
 CEILING_COPY = {"cpu": 30 << 20, "cuda": 256 << 20}
-"""Bytes whose copy sets the ceiling of memory, by device. Read and written, 60 MiB exceed most
-processors' caches. For results above 32 MiB the C library requests every page anew from the system:
-on a virtual machine that took five times as long as copying, and PyTorch reached 1.7 of 10 GB/s. A
-GPU's allocator reuses memory."""
+"""Bytes whose copy sets the bandwidth ceiling, by device. On a CPU, 60 MiB are read and written,
+more than most processors' caches hold. For results above 32 MiB the C library requests every page
+anew from the system: on a virtual machine this took five times as long as copying, and a framework
+reached 1.7 of 10 GB/s. A GPU's allocator reuses memory."""
 
 CEILING_ROW = 1024
-"""Elements per row of the copy. For vectors, ONNX's shape inference spends seconds following the
-values, and MXNet copies one value at a time: 0.9 of 23 GB/s."""
+"""Elements per row of the copy. For vectors, ONNX's shape inference follows the values for seconds,
+and one framework copies one value at a time: 0.9 of 23 GB/s."""
 
 CEILING_TIME_S = 0.5
 """Sampling budget of each ceiling, in seconds."""
 
 CEILING_BUDGETS = 10
-"""Limit of a ceiling's time, in a measurement's sampling budgets; `CEILING_ROUNDS` are always
-made."""
+"""Time limit of a ceiling, in multiples of a measurement's sampling budget. `CEILING_ROUNDS`
+samples are always taken."""
 
 CEILING_ROUNDS = 2
-"""Fewest samples of a ceiling, after the first call and the one that counts calls per sample."""
+"""Fewest samples of a ceiling, after the first call and the call that sets the calls per sample."""
 
 
 class OperatorWorkload(Workload):
@@ -78,12 +79,12 @@ class OperatorWorkload(Workload):
     Raises
     ------
     JobError
-        If its proof does not fit into memory.
+        If the operation's proof does not fit into memory.
     """
 
     kind = "operation"
     operator_s = 0.0
-    """Seconds that building `operator` took; 0 before."""
+    """Seconds that it took to build `operator`; 0 before."""
 
     def __init__(self, job: Job, case: OperationCase, selection: Selection) -> None:
         super().__init__(job, case, selection)
@@ -94,16 +95,16 @@ class OperatorWorkload(Workload):
 
     @classmethod
     def ceilings(cls, job: Job, selection: Selection, tell: Callable[[str], None]) -> dict[str, float | None]:
-        """Measure the rates this backend reaches in a large matrix product and a large copy.
+        """Measure the rates that this backend reaches in a large matrix product and a large copy.
 
         Returns
         -------
         dict
-            FLOP/s and bytes/s; None where the answer is not right or not there when a call returns.
+            FLOP/s and bytes/s; None if the answer is wrong, or computed only when fetched.
         """
         tell("measuring the machine's ceilings")
         found = _ceilings(job, selection)
-        # Hundreds of collections follow, which would each take 0.2 s for the framework's objects.
+        # Hundreds of collections follow; each would take 0.2 s to walk the framework's objects.
         gc.collect()
         gc.freeze()
         return found
@@ -113,7 +114,7 @@ class OperatorWorkload(Workload):
 
     @cached_property
     def operator(self) -> Operator:
-        """The operator as it is timed. The object that is proved is the one that is timed."""
+        """The operator as it is timed: the same object is proved and timed."""
         start = now()
         made = self.backend.operator(self.operation, mode=self.selection.mode, device=self.job.device)
         self.operator_s = now() - start
@@ -121,13 +122,13 @@ class OperatorWorkload(Workload):
 
     @cached_property
     def exact(self) -> Operator:
-        """The operation, or one piece of a large one, in float64; for proofs only."""
+        """The operation, or one piece of a large operation, in float64; for proofs only."""
         mode = self.backend.proving_mode(self.selection.mode)
         return self.backend.operator(exact_part(self.operation), mode=mode, device=self.job.device)
 
     @cached_property
     def known(self) -> OperatorReference:
-        """The recorded reference, or a new one if the job runs by hand."""
+        """The recorded reference, or a new reference if the job runs by hand."""
         backward = "backward" in self.case.measurements
         recorded = OperatorReference.load(Path(self.reference), self.operation.name) if self.reference else None
         if recorded is not None and (recorded.derivatives or not backward):
@@ -141,12 +142,12 @@ class OperatorWorkload(Workload):
 
 
 def operation_from_dict(content: Mapping[str, Any], precision: str) -> Operation:
-    """Rebuild a job's operation; import its custom operator from the file the job names.
+    """Rebuild a job's operation; import a custom operator from the file that the job names.
 
     Raises
     ------
     DataError
-        If the file does not describe that operator.
+        If the file does not describe the custom operator.
     """
     custom = content.get("custom")
     found = _custom_operator(custom["file"], custom["name"]) if custom else None
@@ -167,11 +168,11 @@ def _custom_operator(file: str, name: str) -> CustomOperator:
 
 def _ceilings(job: Job, selection: Selection) -> dict[str, float | None]:
     budget = max(SamplingSettings.from_dict(case.sampling).max_time_s for case in job.cases)
-    # The best call counts, so those that warm up do no harm.
+    # The fastest call counts, so calls that warm up do no harm.
     settings = SamplingSettings(
         max_time_s=min(CEILING_TIME_S, CEILING_BUDGETS * budget), min_rounds=CEILING_ROUNDS, warmup="off"
     )
-    # Concatenating two halves needs a copy: no view will do.
+    # Concatenating two halves needs a copy: a view is impossible.
     half = (CEILING_COPY[job.device] // 2 // PRECISIONS[job.precision].itemsize // CEILING_ROW, CEILING_ROW)
     square = (CEILING_GEMM, CEILING_GEMM)
     found: dict[str, float | None] = {}
@@ -192,14 +193,16 @@ def _ceilings(job: Job, selection: Selection) -> dict[str, float | None]:
 
 
 LATE = 2.0
-"""Largest accepted difference of a first and a second fetch of one answer, in times of a call."""
+"""Largest accepted difference between the first and the second fetch of an answer, in multiples of
+a call's time."""
 
 LEAST_CALL_S = 1e-3
-"""Least time of a call in that comparison: fetching 30 MiB varies by more than short calls take."""
+"""Least time of a call in that comparison: the time to fetch 30 MiB varies by more than a short
+call takes."""
 
 
 def _is_right(operator: Operator, arrays: Sequence[np.ndarray | None], feed: Sequence[Any], call_s: float) -> bool:
-    """Return whether a ceiling's answer is right, and computed by the call and not when fetched."""
+    """Return whether a ceiling's answer is right, and computed in the call, not in the fetch."""
     operation, firsts, seconds = operator.operation, [], []
     for _ in range(2):
         result = operator.forward(*feed)
@@ -222,7 +225,7 @@ def _is_right(operator: Operator, arrays: Sequence[np.ndarray | None], feed: Seq
 def require_memory(operation: Operation, device: str = "cpu") -> None:
     """Raise `JobError` if an operation's proof does not fit into free memory.
 
-    The memory of machine, job and device counts. Nothing has been allocated for the proof yet.
+    The least free memory of machine, job and device counts, before the proof allocates anything.
     """
     kept = _intermediates(operation)
     part = exact_part(operation)
@@ -230,7 +233,7 @@ def require_memory(operation: Operation, device: str = "cpu") -> None:
     needed = COPIES * operation.nbytes() + INTERMEDIATE_COPIES * between
     where, free = min(free_memory(device).items(), key=lambda each: each[1])
     if needed > free:
-        workspace = f", and {INTERMEDIATE_COPIES * between:,} for what lies between them" if between else ""
+        workspace = f", and {INTERMEDIATE_COPIES * between:,} for intermediate values" if between else ""
         raise JobError(
             f"{operation.describe()} needs {needed:,} bytes ({operation.nbytes():,} for its tensors, which validation "
             f"holds {COPIES} times{workspace}), and {free:,} are free {where}",
@@ -240,7 +243,7 @@ def require_memory(operation: Operation, device: str = "cpu") -> None:
 
 
 def _intermediates(operation: Operation) -> int:
-    """Count intermediate values: attention's scores or a recurrence's gates; 0 for others."""
+    """Count intermediate values: attention's scores or a recurrence's gates; 0 for other nodes."""
     node, shapes = operation.node, operation.shapes
     if node.op_type == "Attention":
         q, k = (shapes[name] for name in node.inputs[:2])
@@ -252,7 +255,7 @@ def _intermediates(operation: Operation) -> int:
 
 
 def compute_reference(job: Job, case: OperationCase) -> str:
-    """Add one operation's reference to the case's file; return whose gradient the file holds.
+    """Add an operation's reference to the case's file; return the source of its gradient.
 
     Raises
     ------
@@ -271,7 +274,7 @@ def compute_reference(job: Job, case: OperationCase) -> str:
 
 
 def _trusted(exact: Operation) -> Operator | None:
-    """Return the float64 operator of an installed backend whose gradient is known to be right."""
+    """Return a float64 operator of an installed backend whose gradient is known to be right."""
     for backend in discover()[0].values():
         if exact.node.op_type in backend.right_gradients and backend.problem() is None:
             return backend.operator(exact)

@@ -26,18 +26,18 @@ from d5suite.network import Network
 from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
 from d5suite.workflows import account, find
-from d5suite.workflows.base import Builder, Checkpoints, Place, Program
+from d5suite.workflows.base import NativeBuilder, Place, Program, WorkflowCheckpoints
 from d5suite.workflows.couplings import BLOCK, KINDS, problem
 from d5suite.workflows.couplings.base import Field, Fields, Marks
-from d5suite.workflows.group import Group
+from d5suite.workflows.group import Subcommunicator
 from d5suite.workflows.ports import Joint, Port, close_ports, disagreement, end_ports, open_ports, pairs
 from d5suite.workloads.base import Workload
 
 TELL_S = 1.0
-"""Shortest time between two notes of how far a run is, which a failure keeps."""
+"""Shortest time between two notes on the progress of a run, which survive a failure."""
 
 Digests = dict[str, list[tuple[int, int]]]
-"""By channel: number and checksum of each message."""
+"""Numbers and checksums of the messages, by channel."""
 
 
 class WorkflowWorkload(Workload):
@@ -47,11 +47,11 @@ class WorkflowWorkload(Workload):
     ----------
     joints : list of Joint
     places : dict of str to list of int
-        By component: its ranks.
+        Ranks by component.
     component : str
-        This rank's.
+        Component of this rank.
     rows : list of dict
-        This rank's account of each run.
+        This rank's accounts of the runs.
     """
 
     kind = "workflow"
@@ -77,7 +77,7 @@ class WorkflowWorkload(Workload):
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether nothing is discarded, so that all runs find the same."""
+        """Whether no message is discarded, so that all runs have the same results."""
         return all(joint.policy == BLOCK for joint in self.joints)
 
     @property
@@ -92,7 +92,7 @@ class WorkflowWorkload(Workload):
         return {"workflow": repr((self.case.components, self.case.couplings, self.case.steps))}
 
     def free_validation(self) -> None:
-        """Do nothing: only the proof holds what it needs."""
+        """Do nothing: the proof releases its objects itself."""
 
     def executor(self, network: Network, precision: str | None = None) -> Executor:
         """Build a network as it is timed, or in another precision in the proving mode."""
@@ -104,7 +104,7 @@ class WorkflowWorkload(Workload):
 
     @property
     def program(self) -> Program:
-        """The program of this rank; it has been compared with those that it is coupled with."""
+        """The program of this rank, after a check that it fits the programs it is coupled with."""
         if self._program is None:
             self._program = self._made()
         return self._program
@@ -114,10 +114,10 @@ class WorkflowWorkload(Workload):
         ranks = self.places[component]
         declared = next(each for each in self.case.components if each["name"] == component)
         number = list(self.places).index(component)
+        builder = NativeBuilder(self.executor, self.backend.trainer, self.tolerance, self.job.threads)
         place = Place(
             component, ranks.index(communicator.rank), len(ranks), self.case.steps, self.job.seed, declared["options"],
-            Group(communicator, ranks, number), Builder(self.executor, self.backend.trainer, self.tolerance,
-                                                        self.job.threads),
+            Subcommunicator(communicator, ranks, number), builder,
             {
                 joint.name: len(self.places[joint.target if joint.source == component else joint.source])
                 for joint in self.joints if component in (joint.source, joint.target)
@@ -131,7 +131,7 @@ class WorkflowWorkload(Workload):
         return made
 
     def _agreed(self, program: Program) -> dict[tuple[str, str], Fields]:
-        """Compare what programs say of their couplings, on all ranks; return its own fields."""
+        """Check that programs agree on their couplings, on all ranks; return this rank's fields."""
         hosts = self.communicator.hosts
         stated: dict[str, Any] = {}
         for what, couplings in (("gives", program.gives()), ("takes", program.takes())):
@@ -166,7 +166,7 @@ class WorkflowWorkload(Workload):
         return found
 
     def _found_folders(self) -> dict[str, Path]:
-        """Make folders that all ranks see: in memory where possible, and on a disk for files."""
+        """Make folders that all ranks see: in memory if possible, and on a disk for files."""
         if self._folders:
             return self._folders
         made = ["", ""]
@@ -175,14 +175,14 @@ class WorkflowWorkload(Workload):
             made[1] = made[0]
             if self.folder is not None and any(joint.kind == "files" for joint in self.joints):
                 made[1] = f"{self.folder}.couplings"
-                shutil.rmtree(made[1], ignore_errors=True)  # of an attempt that failed
+                shutil.rmtree(made[1], ignore_errors=True)  # left by a failed attempt
                 Path(made[1]).mkdir(parents=True)
         common, disk = gather(self.communicator, made)[0]
         self._folders = {"": Path(common), "files": Path(disk)}
         return self._folders
 
-    def begin(self, first_step: int = 0, checkpoints: Checkpoints | None = None) -> None:
-        """Open all couplings and go to the state before a step. Collective."""
+    def begin(self, first_step: int = 0, checkpoints: WorkflowCheckpoints | None = None) -> None:
+        """Open all couplings and load the state before a step; called by all ranks."""
         program, self._generation = self.program, self._generation + 1
         folders = {kind: path / str(self._generation) for kind, path in self._found_folders().items()}
         if self.communicator.rank == 0:
@@ -207,19 +207,19 @@ class WorkflowWorkload(Workload):
         self._exchanged_s = place.group.seconds
 
     def run(self) -> None:
-        """Run this rank's program, and tell its readers that nothing follows."""
+        """Run this rank's program, and tell its readers that no further message follows."""
         self._begun, self._steps_at = now(), list[float]()
         self.program.run()
         end_ports(self.program.place.out)
         self._ended = now()
 
     def end(self) -> Digests:
-        """Close all couplings, and note this rank's account. Collective.
+        """Close all couplings, and note this rank's account; called by all ranks.
 
         Returns
         -------
         dict
-            By channel and side: what passed, if the marks were proving.
+            By side and channel: the messages that passed, if the marks were proving.
         """
         place = self.program.place
         accounts = {port.joint.name: (port.account(), port) for port in self._ports}
@@ -249,13 +249,13 @@ class WorkflowWorkload(Workload):
         }  # fmt: skip
 
     def close(self) -> None:
-        """Remove the folders. Collective."""
+        """Remove the folders; called by all ranks."""
         if self._folders:
             self.communicator.barrier()
             if self.communicator.rank == 0:
                 for path in set(self._folders.values()):
                     shutil.rmtree(path, ignore_errors=True)
-                if self.folder is not None:  # nobody continues what has succeeded
+                if self.folder is not None:  # nobody continues a workflow that has succeeded
                     shutil.rmtree(f"{self.folder}.checkpoints", ignore_errors=True)
             self._folders = {}
 
@@ -272,14 +272,15 @@ class WorkflowWorkload(Workload):
     def _runs_s(self) -> list[float]:
         return [row["total_s"] for row in self.rows]
 
-    # What is proved.
+    # Proofs.
 
     def proved_run(self) -> Iterator[Check]:
-        """Make a run whose messages are compared, and prove what every program computes.
+        """Make a run whose messages are compared, and prove the results of every program.
 
-        If an earlier attempt has failed, and this one `continues` it, the run goes on from there.
+        If this attempt `continues` an earlier attempt that failed, the run begins at the latest
+        checkpoint of that attempt.
         """
-        kept: Checkpoints | None = None
+        kept: WorkflowCheckpoints | None = None
         first = 0
         if self.case.checkpoint_every and self.is_repeatable:
             kept = self._checkpoints()
@@ -324,18 +325,18 @@ class WorkflowWorkload(Workload):
                 many = len(self.places[next(c for c, ranks in self.places.items() if rank in ranks)]) > 1
                 yield Check(f"{name}, rank {rank}" if many else name, error, tolerance, detail)
 
-    def _restarted(self, kept: Checkpoints) -> Iterator[Check]:
-        """Check that a run from checkpoints of all sides finds what the whole run finds."""
+    def _restarted(self, kept: WorkflowCheckpoints) -> Iterator[Check]:
+        """Check that a run from the checkpoints of all ranks gives the results of the whole run."""
         steps = self._kept_steps(kept)
         if not steps:
             return
-        self.begin(steps[-1], Checkpoints(kept.folder, 0, kept.rank))
+        self.begin(steps[-1], WorkflowCheckpoints(kept.folder, 0, kept.rank))
         self.run()
         self.end()
         yield from self.everywhere(self.same_results(f"a run restarted before step {steps[-1] + 1}"))
 
-    def _checkpoints(self) -> Checkpoints:
-        """Return where states are kept: beside the job, for a later attempt. Collective."""
+    def _checkpoints(self) -> WorkflowCheckpoints:
+        """Return the checkpoints, kept beside the job for a later attempt; called by all ranks."""
         common = self._found_folders()[""]
         folder = Path(f"{self.folder}.checkpoints") if self.folder is not None else common / "checkpoints"
         stated, said = folder / "workflow", self.fingerprint()["workflow"]
@@ -350,14 +351,14 @@ class WorkflowWorkload(Workload):
             raise ConfigurationError(
                 "the checkpoints are of another workflow", where=str(folder), hint="Run the job without --continue."
             )
-        return Checkpoints(folder, self.case.checkpoint_every, self.communicator.rank)
+        return WorkflowCheckpoints(folder, self.case.checkpoint_every, self.communicator.rank)
 
-    def _kept_steps(self, kept: Checkpoints) -> list[int]:
-        """Return the steps, but for the end, before which all ranks have kept their states."""
+    def _kept_steps(self, kept: WorkflowCheckpoints) -> list[int]:
+        """Return the steps before which all ranks have kept their states, except the run's end."""
         return [each for each in kept.steps(self.communicator.size) if each < self.case.steps]
 
     def same_results(self, what: str) -> Iterator[Check]:
-        """Compare what this rank's program has found with the proved run."""
+        """Compare the results of this rank's program with the proved run."""
         found = self.program.result()
         if self.expected and self.is_repeatable:
             errors = {name: relative_l2(found[name], value) for name, value in self.expected.items()}

@@ -353,10 +353,10 @@ def test_a_rank_ends_with_its_server_and_the_scheduler_with_the_rank() -> None:
         helpers = {each.cmdline()[-1]: each for each in psutil.Process(rank.pid).children()}
         assert set(helpers) == {"scheduler", "server"}
         helpers["server"].kill()
-        _, said = rank.communicate(timeout=60)
+        _, said = rank.communicate(timeout=300)
         assert rank.returncode == 1
         assert f"error: MXNet's server {helpers['server'].pid} ended with status -9 during the job" in said
-        assert not psutil.wait_procs(list(helpers.values()), timeout=60)[1]
+        assert not psutil.wait_procs(list(helpers.values()), timeout=300)[1]
     finally:
         rank.kill()
         rank.wait()

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from d5suite.backends import select
+from d5suite.cases.case import Settings, Shared
 from d5suite.cases.problem import Problem, Problems
-from d5suite.cases.recipe import Preset, Recipe
+from d5suite.cases.recipe import Acceptance, Preset, Recipe
 from d5suite.cases.user_network import UserNetworkRecipe
 from d5suite.errors import ConfigurationError
 from d5suite.measurements import discover
@@ -28,6 +30,20 @@ def test_numbers_of_a_preset_that_make_no_sense_are_refused(wrong: dict[str, Any
     (name,) = wrong
     with pytest.raises(ConfigurationError, match=f"Preset: {name} is "):
         Preset(**{"image_size": 32, "batch_size": 4, "classes": 4, **wrong})
+
+
+@pytest.mark.parametrize("steps", [0, -3, 2.0, True, "many"])
+def test_a_number_of_training_steps_that_makes_no_sense_is_refused(steps: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Acceptance: trajectory_steps is "):
+        Acceptance(trajectory_steps=steps)
+
+
+def test_a_presets_acceptance_replaces_the_recipes() -> None:
+    presets = {"smoke": Preset(32, 4, 10, acceptance=Acceptance(4)), "standard": Preset(32, 4, 10)}
+    recipe = Recipe("fine", "lenet5", "digits", SGD(learning_rate=0.1), presets, acceptance=Acceptance(7))
+    for preset, steps in (("smoke", 4), ("standard", 7)):
+        job = recipe.job(select("torch"), Settings(preset=preset), ["training_step"], {}, Shared("", ""))
+        assert job.validation_steps == steps
 
 
 def test_only_a_given_network_leaves_sizes_open() -> None:

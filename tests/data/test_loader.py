@@ -347,7 +347,7 @@ def test_control_c_reaches_the_whole_group_and_leaves_nothing(dataset: Files, tm
     process = start_script(files.files)
     with open(fifo, "wb"):  # a worker has it open
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
     assert errors.count("Traceback") == 1
     assert errors.rstrip().endswith("KeyboardInterrupt")

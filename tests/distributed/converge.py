@@ -21,7 +21,7 @@ from d5suite.levels.distributed import Communicator
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD
 
-EPOCHS, BATCH = 10, 48
+EPOCHS, BATCH = 3, 48
 """Passes over the data, and images of all ranks' batches together."""
 
 SETTINGS: dict[str, dict[str, Any]] = {

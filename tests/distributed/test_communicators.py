@@ -45,7 +45,7 @@ def in_processes(*command: str, ranks: int = RANKS) -> list[tuple[int, str]]:
         for rank in range(ranks)
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=300)[0] for process in started]
+        said = [process.communicate(timeout=900)[0] for process in started]
     finally:
         for process in started:
             process.kill()

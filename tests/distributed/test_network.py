@@ -13,11 +13,11 @@ import pytest
 
 from d5suite.distributed import network
 from d5suite.distributed.communicators import problem
-from d5suite.distributed.network import Network, interfaces, networks
+from d5suite.distributed.network import Interface, interfaces, networks
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.instruments.placement import describe_placement
 
-LO, ETH0, ETH1 = Network("lo", "127.0.0.1"), Network("eth0", "10.0.0.7"), Network("eth1", "192.168.3.7")
+LO, ETH0, ETH1 = Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.7"), Interface("eth1", "192.168.3.7")
 ROOT = Path(__file__).parents[2]
 NAMED = "GLOO_SOCKET_IFNAME"
 
@@ -56,7 +56,11 @@ class Probe:
     ],
 )
 def test_ranks_of_several_hosts_use_an_address_that_others_reach(
-    has: list[Network], of_name: list[str], route: str | None, taken: Network | None, monkeypatch: pytest.MonkeyPatch
+    has: list[Interface],
+    of_name: list[str],
+    route: str | None,
+    taken: Interface | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def resolve(*_: object) -> list[Any]:
         if not of_name:
@@ -128,5 +132,5 @@ def test_gloo_uses_the_chosen_interface(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     for each in started:
-        said, _ = each.communicate(timeout=120)
+        said, _ = each.communicate(timeout=300)
         assert each.returncode == 0 and said.split() == [chosen.interface, chosen.address, chosen.address]

@@ -71,16 +71,18 @@ def seconds_of_messages(file: Path, policy: str) -> float:
     """Return how long two ranks of one core each take for 200 barriers and messages both ways."""
     command = [sys.executable, "-c", MESSAGES, str(file)]
     ranks = [subprocess.Popen([*command, str(rank), policy], stdout=subprocess.PIPE, text=True) for rank in range(2)]
-    return max(float(each.communicate(timeout=60)[0]) for each in ranks)
+    return max(float(each.communicate(timeout=300)[0]) for each in ranks)
 
 
 @pytest.mark.alone  # another program's turns are as long
 def test_gloos_thread_spins_on_the_lock_of_the_thread_that_it_interrupted(torch: Any, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two CPUs")
-    ratios = (
-        seconds_of_messages(tmp_path / f"plain{number}", "plain")
-        / seconds_of_messages(tmp_path / f"batch{number}", "batch")
-        for number in range(6)
-    )
-    require(any(ratio > 2 for ratio in ratios), "torch", "d5suite/distributed/loops.py")
+    ratios: list[float] = []
+    while len(ratios) < 6 and max(ratios, default=0) <= 2:
+        number = len(ratios)
+        seconds = seconds_of_messages(tmp_path / f"plain{number}", "plain")
+        ratios.append(seconds / seconds_of_messages(tmp_path / f"batch{number}", "batch"))
+    if max(ratios) < 0.8:
+        pytest.skip("other programs run: they go before threads of SCHED_BATCH")
+    require(max(ratios) > 2, "torch", "d5suite/distributed/loops.py")

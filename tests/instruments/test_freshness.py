@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from d5suite.instruments.freshness import ROUNDS, Durations, compare_durations, timed
+from d5suite.instruments.freshness import MOST, ROUNDS, Durations, compare_durations, timed
 
 
 def test_what_is_known_to_compute_is_not_called_again() -> None:
@@ -61,6 +61,30 @@ def test_one_that_remembers_is_found_however_its_machine_is_disturbed() -> None:
 
     assert not compare_durations(lambda: call(0.01), fresh, Durations(0.01, 1.0)).computes
     assert fed == list(range(ROUNDS))
+
+
+def test_a_program_that_disturbs_ten_calls_in_a_row_accuses_nobody() -> None:
+    """Ten calls of 4 ms on new input fit into one turn of another program."""
+    made = []
+
+    def fresh(number: int) -> Callable[[], float]:
+        made.append(number)
+        return lambda: 0.012 if number < 10 else 0.004
+
+    assert compare_durations(lambda: 0.004, fresh, Durations(0.004, 0.012)).computes
+    assert len(made) == 16  # of eight calls, one is fast
+    assert not compare_durations(lambda: 0.004, fresh, Durations(0.004, 0.012), most=9).computes
+
+
+def test_one_that_remembers_short_answers_is_found() -> None:
+    made: list[int] = []
+
+    def fresh(number: int) -> Callable[[], float]:
+        made.append(number)
+        return lambda: 3e-6
+
+    assert not compare_durations(lambda: 1e-6, fresh, Durations(1e-6, 3e-6)).computes
+    assert len(made) == MOST
 
 
 def test_a_call_is_timed_from_end_to_end() -> None:

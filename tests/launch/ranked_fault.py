@@ -117,9 +117,10 @@ def misbehave(fault: str, heartbeat: Any) -> None:
         sum(range(int(count * WORKS_S / (time.monotonic() - start))))
     if fault == "hangs":
         threading.Event().wait()
-    if fault == "spins":
+    if fault == "spins":  # sleeps as long as it still counts as computing: the test lasts 20 s
         while True:
-            pass
+            sum(range(10**6))
+            time.sleep(0.1)
     if fault == "raises":
         raise RuntimeError("the kernel is missing")
     if fault == "disk":  # what a full disk looks like to a writer; Python's own files are not to be cut

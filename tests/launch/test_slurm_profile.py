@@ -69,7 +69,7 @@ def test_files_beside_a_result_have_their_place_before_a_job_is_submitted(
 def test_the_documented_profiles_are_read(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/slurm.md").read_text()
     found = []
-    for title in ("A CPU partition of 36 cores a node:", "A partition with four V100 on each node,"):
+    for title in ("A CPU partition with 36 cores per node:", "A partition with four V100 per node,"):
         block = page.partition(title)[2].partition("\n\n")[2]
         lines = itertools.takewhile(lambda line: line.startswith("    "), block.splitlines())
         path = tmp_path / "site.toml"

@@ -181,7 +181,7 @@ def bash(tmp_path: Path, profile: ClusterProfile) -> tuple[subprocess.CompletedP
     ))  # fmt: skip
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1",
                    "SCRATCH": "/s p", "HOME": "/home/me"}  # fmt: skip
-    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, timeout=300)
     text = calls.read_text() if calls.exists() else ""
     return done, [each.splitlines() for each in text.split("---\n") if each]
 
@@ -310,7 +310,7 @@ def test_components_of_a_workflow_become_a_heterogeneous_job(tmp_path: Path) -> 
     one, other = line.split(" : ")
     assert "--nodes=2 --ntasks=2" in one and "--het-group=0" in one
     assert "--nodes=1 --ntasks=1" in other and "--het-group=1" in other and not other.startswith("srun")
-    assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=60).returncode == 0
+    assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=300).returncode == 0
     shared = ClusterProfile(4, ranks_per_node=2)
     assert nodes_of_components(workflow_job(4), shared) == {}  # three ranks do not fill nodes
     assert nodes_of_components(workflow_job(3, "interleaved"), source.profile) == {}

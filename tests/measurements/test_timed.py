@@ -27,6 +27,8 @@ FETCHED = "work outside the clock, when"
 OUTSIDE = "work outside the clock, when feeding or fetching"
 REMEMBERED = "answers remembered instead of computed"
 
+SAMPLING = {"max_time_s": 0.02, "min_rounds": 30, "warmup": "off"}
+
 # By mode: what fails, with a part of its message; all else passes.
 NETWORK_FAULTS: dict[str, dict[str, str]] = {
     "right": {},
@@ -161,7 +163,7 @@ def job(mode: str, case: Mapping[str, Any]) -> dict[str, Any]:
         "seed": 0,
         "loader_workers": 0,
         "passes": ["time"],
-        "cases": [{"preset": "smoke", "sampling": {"max_time_s": 0.02, "min_rounds": 30, "warmup": "off"}, **case}],
+        "cases": [{"preset": "smoke", "sampling": SAMPLING, **case}],
     }
 
 
@@ -213,7 +215,8 @@ def _results(
         },
     }  # fmt: skip
     jobs |= {f"accuracy-{mode}": job(mode, network | trained | {"batch_size": 2}) for mode in ACCURACY_FAULTS}
-    parts = network | {"measurements": [BREAKDOWN]}
+    parts: dict[str, Any] = network | {"measurements": [BREAKDOWN]}
+    parts["sampling"] = SAMPLING | {"min_rounds": 20}  # of three parts each, for which images are read
     jobs |= {f"breakdown-{mode}": job(mode, parts) for mode in BREAKDOWN_FAULTS}
     jobs |= {mode: job(mode, network) for mode in ("unwaited", *STATISTICS)}
     jobs["network-replay3"]["cases"][0]["measurements"] = NETWORK[:2]  # its training fails before it is timed

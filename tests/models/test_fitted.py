@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from d5suite.errors import ConfigurationError
-from d5suite.models.ceilings import Level, Roof
+from d5suite.models.ceilings import MemoryLevel, Roof
 from d5suite.models.fitting import by_network, covering_factor, judge
 from d5suite.models.node_time import (
     GROUPED,
@@ -29,7 +29,7 @@ from d5suite.models.node_time import (
 )
 from d5suite.models.peak import MeasuredPeak, fit_peaks
 
-ROOF = Roof(1e11, (Level("L2", 1 << 20, 1e11), Level("memory", 0, 1e10)))
+ROOF = Roof(1e11, (MemoryLevel("L2", 1 << 20, 1e11), MemoryLevel("memory", 0, 1e10)))
 TRUE = {"convolution": (0.5, 0.8, 3e-6), "normalization": (0.1, 0.6, 2e-6), "other": (1.0, 0.7, 1e-6)}
 """Efficiencies of arithmetic and memory, and seconds of a call, by class."""
 OPERATORS = ("Conv", "BatchNormalization", "Relu")

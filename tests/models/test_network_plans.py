@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from d5suite.errors import ConfigurationError
-from d5suite.models.ceilings import Level, Roof
+from d5suite.models.ceilings import MemoryLevel, Roof
 from d5suite.models.communication import Link
 from d5suite.models.network_plans import (
     BatchCounts,
@@ -29,7 +29,7 @@ from d5suite.models.peak import PeakModel
 from d5suite.models.pipeline import balanced
 from d5suite.models.site import Site
 
-ROOF = Roof(1e12, (Level("memory", 0, 1e11),))
+ROOF = Roof(1e12, (MemoryLevel("memory", 0, 1e11),))
 SITE = Site(8, 16 * 2**30, ROOF, Link(1e-5, 1e-10))
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from d5suite.errors import ConfigurationError
-from d5suite.models.ceilings import Level, Roof, other_machine, read_ceilings
+from d5suite.models.ceilings import MemoryLevel, Roof, other_machine, read_ceilings
 from d5suite.models.machine import read_machine
-from d5suite.models.roofline import Step, Work, explained, place, place_all, trajectories
+from d5suite.models.roofline import RooflineStep, TimedWork, explained, place, place_all, trajectories
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "machines" / "a100-40gb.json"
-ROOF = Roof(100.0, (Level("L1", 8, 40.0), Level("L2", 64, 20.0), Level("memory", 0, 10.0)))
+ROOF = Roof(100.0, (MemoryLevel("L1", 8, 40.0), MemoryLevel("L2", 64, 20.0), MemoryLevel("memory", 0, 10.0)))
 
 
 def written(path: Path, *entries: dict[str, Any], **more: Any) -> Path:
@@ -25,25 +25,31 @@ def written(path: Path, *entries: dict[str, Any], **more: Any) -> Path:
 @pytest.mark.parametrize(
     ("work", "level", "bound", "ideal_s"),
     [
-        (Work(1000, 8, 1), "L1", "arithmetic", 10.0),
-        (Work(1, 8, 1), "L1", "L1", 0.2),
-        (Work(1, 9, 1), "L2", "L2", 0.45),
-        (Work(0, 65, 1), "memory", "memory", 6.5),
+        (TimedWork(1000, 8, 1), "L1", "arithmetic", 10.0),
+        (TimedWork(1, 8, 1), "L1", "L1", 0.2),
+        (TimedWork(1, 9, 1), "L2", "L2", 0.45),
+        (TimedWork(0, 65, 1), "memory", "memory", 6.5),
     ],
 )
-def test_the_smallest_level_that_holds_the_bytes_bounds(work: Work, level: str, bound: str, ideal_s: float) -> None:
+def test_the_smallest_level_that_holds_the_bytes_bounds(
+    work: TimedWork, level: str, bound: str, ideal_s: float
+) -> None:
     placed = place(work, ROOF)
     assert (placed.level, placed.bound) == (level, bound) and placed.ideal_s == pytest.approx(ideal_s)
     assert placed.above == (ideal_s > 1.05)
 
 
 def test_a_step_is_bound_by_what_its_nodes_take_longest_for() -> None:
-    placed = place_all([Work(1000, 8, 0), Work(0, 65, 0), Work(0, 65, 0)], 30.0, ROOF)
+    placed = place_all([TimedWork(1000, 8, 0), TimedWork(0, 65, 0), TimedWork(0, 65, 0)], 30.0, ROOF)
     assert placed.ideal_s == pytest.approx(23) and placed.bound == "memory" and placed.work.flops == 1000
 
 
 def test_segments_add_up_and_name_what_explains_them() -> None:
-    steps = [Step(1, 4, Work(100, 10, 1.0)), Step(2, 4, Work(100, 10, 0.8)), Step(2, 8, Work(200, 12, 1.0))]
+    steps = [
+        RooflineStep(1, 4, TimedWork(100, 10, 1.0)),
+        RooflineStep(2, 4, TimedWork(100, 10, 0.8)),
+        RooflineStep(2, 8, TimedWork(200, 12, 1.0)),
+    ]
     kinds = {line[0].kind: line for line in trajectories(steps)}
     assert set(kinds) == {"strong", "weak", "size"}
     for line in kinds.values():
@@ -52,10 +58,13 @@ def test_segments_add_up_and_name_what_explains_them() -> None:
     assert "serial part 60%" in explained(kinds["strong"][0])
     assert "efficiency 100%" in explained(kinds["weak"][0])
     assert "mostly locality" in explained(kinds["size"][0])
-    images = [Step(1, 4, Work(100, 10, 1.0), image=32), Step(1, 4, Work(400, 30, 3.0), image=64)]
+    images = [
+        RooflineStep(1, 4, TimedWork(100, 10, 1.0), image=32),
+        RooflineStep(1, 4, TimedWork(400, 30, 3.0), image=64),
+    ]
     ((segment,),) = trajectories(images)
     assert segment.kind == "image" and segment.knob == 2 and "images 32 → 64, batch 4" in explained(segment)
-    slower = trajectories([steps[0], Step(2, 4, Work(100, 10, 1.2))])
+    slower = trajectories([steps[0], RooflineStep(2, 4, TimedWork(100, 10, 1.2))])
     assert "more threads do not help" in explained(slower[0][0])
 
 

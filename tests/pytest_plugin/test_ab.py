@@ -70,7 +70,7 @@ def ab(
     return subprocess.run(
         [sys.executable, "-m", "d5suite.cli", "ab", "--a", a, "--b", b, recipes, "--backend", "faulty", "--json", "-",
          *QUICK, *options, "--", "--imagenet", str(images), "--threads", "1", *further],
-        cwd=folder, env=plugin_environment(), capture_output=True, text=True, timeout=300,
+        cwd=folder, env=plugin_environment(), capture_output=True, text=True, timeout=900,
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_a_slowdown_of_5_percent_is_found_at_the_default_budget(folder: Path, im
 
 @pytest.mark.slow
 def test_equal_sides_are_never_called_slower(folder: Path, imagenet_tree: Path) -> None:
-    done = ab(folder, imagenet_tree, "here", "mode:good", "--max-pairs", "30")
+    done = ab(folder, imagenet_tree, "here", "mode:good", "--max-pairs", "16")
     assert done.returncode in (0, 6), done.stdout
     assert {each["verdict"] for each in json.loads(done.stdout)["benchmarks"]} <= {"same", "uncertain"}
 
@@ -323,16 +323,34 @@ def test_what_is_skipped_is_told(
         assert found.get("two/gradient torch") == (["side A: no time"] if "torch" in named else None)
 
 
+BISECT = """
+import sys
+from d5suite.cli import main
+from d5suite.pytest_plugin import ab
+sys.path.append(sys.argv[1])  # and not of the workers
+ab.ALPHA = 0.2
+sys.exit(main(["bisect", *sys.argv[2:]]))
+"""
+"""The command, but four launches confirm what is planted, not nine."""
+
+
+def bisect(
+    folder: Path, images: Path, environment: Mapping[str, str], *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command on the last two revisions."""
+    return subprocess.run(
+        [sys.executable, "-c", BISECT, str(PLUGINS), "--good", "main~2", "--bad", "main", "recipes/test_two.py",
+         "--backend", "faulty", "--max-pairs", "20", "--decide-disturbed", *options, "--", "--imagenet", str(images),
+         "--threads", "1"],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 def test_the_revision_that_made_it_slower_is_found(repository: Path, folder: Path, imagenet_tree: Path) -> None:
     commit(repository, later=("WAKE_S = 0.02", "WAKE_S = 0.01"))
     shutil.copytree(folder / "recipes", repository / "recipes")
-    done = subprocess.run(
-        [sys.executable, "-m", "d5suite.cli", "bisect", "--good", "main~2", "--bad", "main", "recipes/test_two.py",
-         "--backend", "faulty", "--max-pairs", "20", "--decide-disturbed", "--", "--imagenet", str(imagenet_tree),
-         "--threads", "1"],
-        cwd=repository, env=plugin_environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = bisect(repository, imagenet_tree, plugin_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout.splitlines()
     assert said[-2].startswith("two/inference faulty takes ") and said[-1].endswith(" slower")
@@ -452,12 +470,11 @@ def test_a_branch_is_installed_as_it_is_now_and_a_folder_always(offline: Path) -
         assert temporary is not None and not Path(temporary).exists()
 
 
-def bisected(repository: Path, *options: str, recipes: str = "recipes") -> argparse.Namespace:
+def bisected(repository: Path) -> argparse.Namespace:
     """What ``d5suite bisect --repository`` is told."""
     return argparse.Namespace(
-        repository=repository, good="main~3", bad="main", recipes=[recipes], backend=None, preset=None,
-        thresholds=None, effect=None, max_pairs=20, max_time=300.0, decide_disturbed=True,
-        force=False, further=list(options),
+        repository=repository, good="main~3", bad="main", recipes=["recipes"], backend=None, preset=None,
+        thresholds=None, effect=None, max_pairs=20, max_time=300.0, decide_disturbed=True, force=False, further=[],
     )  # fmt: skip
 
 
@@ -493,15 +510,6 @@ def test_revisions_of_a_backend_are_installed_one_after_another(
         run_bisect(bisected(offline / "no-such-folder"))
 
 
-BISECT = """
-import argparse, sys
-from pathlib import Path
-sys.path.append(sys.argv[1])  # and not of the workers
-from d5suite.commands.bisect import run as run_bisect
-sys.exit(run_bisect(argparse.Namespace(**eval(sys.argv[2]))))
-"""
-
-
 @pytest.mark.slow
 def test_the_revision_of_a_backend_that_made_it_slower_is_found(
     offline: Path, folder: Path, imagenet_tree: Path
@@ -515,12 +523,7 @@ def test_the_revision_of_a_backend_that_made_it_slower_is_found(
         files[f"{info}/entry_points.txt"] = (PLUGINS / info / "entry_points.txt").read_text()
         write_project(repository, name="faulty-backend", needs="d5suite", module="ignored", further=files)
         commit_all(repository, message)
-    options = bisected(repository, "--imagenet", str(imagenet_tree), "--threads", "1", recipes="recipes/test_two.py")
-    options.backend, options.good = "faulty", "main~2"
-    done = subprocess.run(
-        [sys.executable, "-c", BISECT, str(PLUGINS), repr(vars(options)).replace("PosixPath", "Path")],
-        cwd=folder, env=plugin_environment() | {"PYTHONPATH": ""}, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+    done = bisect(folder, imagenet_tree, plugin_environment() | {"PYTHONPATH": ""}, "--repository", str(repository))
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout.splitlines()
     assert said[-2].startswith("two/inference faulty takes ") and said[-1].endswith(" slower")

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -340,16 +340,24 @@ def test_tolerances_tell_float16_sums_from_float32_ones() -> None:
 # Through pytest
 
 
+VIEWS = """    Problem("add", "Add", {"A": (40, 50), "B": (50,)}),
+    Problem("move", "Transpose", {"X": (40, 50)}),
+]
+SMALL ="""
+
+
 @needs_torch
 def test_problems_become_ordinary_benchmarks(measure: Measure, tmp_path: Path) -> None:
-    done = measure(PROBLEMS, "--benchmark-json", "out.json", "--benchmark-max-time", "0.01")
+    problems = PROBLEMS.replace("]\nSMALL =", VIEWS)
+    done = measure(problems, "--benchmark-json", "out.json", "--benchmark-max-time", "0.01")
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out.json").read_text())
     jsonschema.validate(result, SCHEMA)
     found = {bench["name"]: bench for bench in result["benchmarks"]}
     assert set(found) == {
-        f"test_{way}[{p}-torch]" for way in ("forward", "backward") for p in ("conv", "softmax", "gemm")
+        f"test_{way}[{p}-torch]" for way in ("forward", "backward") for p in ("conv", "softmax", "gemm", "add", "move")
     }
+    _views_have_no_rate({bench["group"]: bench["extra_info"]["d5suite"] for bench in result["benchmarks"]})
     bench = found["test_forward[gemm-torch]"]
     assert bench["group"] == "small.gemm/forward"
     info = bench["extra_info"]["d5suite"]
@@ -366,13 +374,27 @@ def test_problems_become_ordinary_benchmarks(measure: Measure, tmp_path: Path) -
     assert main(["compare", str(tmp_path / "out.json")]) == 0
 
 
+def _views_have_no_rate(found: Mapping[str, Any]) -> None:
+    """PyTorch's gradient of a transposition is its argument in another order, and that of a sum
+    is its argument."""
+    view = found["small.move/backward"]
+    assert (view["views"], view["work"]["bytes"]) == (["gradient of X"], 0)
+    assert view["achieved"]["bytes_per_s"] is None and view["fraction_of_ceiling"]["bytes_per_s"] is None
+    assert found["small.move/forward"]["views"] == [] and found["small.move/forward"]["work"]["bytes"] == 4 * 4000
+    part = found["small.add/backward"]
+    assert (part["views"], part["work"]["bytes"]) == (["gradient of A"], 4 * (2000 + 50))
+    assert part["fraction_of_ceiling"]["bytes_per_s"] > 0
+    assert found["small.add/forward"]["views"] == []
+
+
 MISTAKES = {
-    "off_by_one": "small.conv/forward: output 0 (fp32) vs ONNX's reference evaluator",
-    "axis": "small.softmax/forward: output 0 (fp32) vs ONNX's reference evaluator",
-    "dropped": "small.softmax/backward: gradient of X (fp32) vs fp64",
-    "half": "small.gemm/forward: output 0 (fp32) vs ONNX's reference evaluator",
-    "crash": "died of SIGSEGV (it crashed), while validating small.softmax/forward",
+    "off_by_one": ("conv", "forward", "output 0 (fp32) vs ONNX's reference evaluator"),
+    "axis": ("softmax", "forward", "output 0 (fp32) vs ONNX's reference evaluator"),
+    "dropped": ("softmax", "backward", "gradient of X (fp32) vs fp64"),
+    "half": ("gemm", "forward", "output 0 (fp32) vs ONNX's reference evaluator"),
+    "crash": ("softmax", "forward", "died of SIGSEGV (it crashed), while validating small.crash/forward"),
 }
+"""The problem that a mistake is made in, the way that fails, and what is said of it."""
 
 
 @needs_torch
@@ -384,22 +406,28 @@ MISTAKES = {
     ],
 )
 def test_a_mistake_costs_its_own_tests(measure: Measure, tmp_path: Path, mistakes: tuple[str, ...]) -> None:
-    """One run with a backend for each mistake, so that the reference is computed once."""
-    backends = ",".join(f"wrong:{mistake}" for mistake in mistakes)
-    done = measure(PROBLEMS, "--benchmark-json", "out.json", "--benchmark-max-time", "0.01", backend=backends)
+    """In one run, beside the same problems without a mistake: a framework starts for seconds."""
+    wrong = f"PROBLEMS += [replace(each, name=m) for m, p in {[(m, MISTAKES[m][0]) for m in mistakes]}"
+    problems = PROBLEMS.replace(
+        "SMALL =", f"from dataclasses import replace\n{wrong} for each in PROBLEMS[:3] if each.name == p]\nSMALL ="
+    )
+    done = measure(
+        problems, "--benchmark-json", "out.json", "--benchmark-max-time", "0.01", "-k", "not (backward and crash)",
+        backend="wrong:named",
+    )  # fmt: skip
     assert done.returncode == 1
     failed = {line.split()[1].partition("::")[2] for line in done.stdout.splitlines() if line.startswith("FAILED")}
     measured = {bench["name"] for bench in json.loads((tmp_path / "out.json").read_text())["benchmarks"]}
-    assert not failed & measured and len(measured) + len(failed) == 6 * len(mistakes)
+    assert not failed & measured and len(measured) + len(failed) == 6 + 2 * len(mistakes) - ("crash" in mistakes)
+    assert all(name.partition("[")[2].partition("-")[0] in mistakes for name in failed), failed
     pictures = [path.name for path in (tmp_path / "jobs").rglob("*.png") if path.read_bytes().startswith(PICTURE)]
     for mistake in mistakes:
-        message = MISTAKES[mistake]
-        assert message.partition(": ")[2] in done.stdout if ": " in message else message in done.stdout, mistake
-        problem = "softmax" if mistake == "crash" else message.partition("/")[0].removeprefix("small.")
-        its = {name for name in failed if name.endswith(f"-wrong:{mistake}]")}
-        assert its and all(f"[{problem}-" in name for name in its), mistake
+        _, way, message = MISTAKES[mistake]
+        assert f"test_{way}[{mistake}-wrong:named]" in failed, mistake
+        assert (message if mistake == "crash" else f"small.{mistake}/{way}: {message}") in done.stdout, mistake
         if mistake in ("off_by_one", "axis", "half"):
-            assert any(name.startswith(f"wrong:{mistake}-small.{problem}") for name in pictures), mistake
+            assert any(name.startswith(f"wrong:named-small.{mistake}") for name in pictures), mistake
+    assert ("test_forward[dropped-wrong:named]" in measured) == ("dropped" in mistakes)  # its gradient alone is wrong
 
 
 @needs_deep500
@@ -418,32 +446,6 @@ def test_bad_problems_cost_their_own_tests(measure: Measure) -> None:
     assert "Gemm is not valid ONNX" in done.stdout
     assert "bad.large: Relu(X[1000000, 10000000]) needs 640,000,000,000,000 bytes" in done.stdout
     assert "deep500 has no operator Bernoulli" in done.stdout
-
-
-@needs_torch
-@pytest.mark.slow
-def test_views_have_no_rate(measure: Measure, tmp_path: Path) -> None:
-    """PyTorch's gradient of a transposition is its argument in another order, and that of a sum
-    is its argument."""
-    done = measure(
-        "from d5suite.cases.problem import Problem, Problems\n"
-        "PROBLEMS = [Problem('add', 'Add', {'A': (40, 50), 'B': (50,)}),\n"
-        "            Problem('move', 'Transpose', {'X': (40, 50)})]\n"
-        "MOVES = Problems('moves', smoke=PROBLEMS, standard=PROBLEMS, full=PROBLEMS)\n",
-        "--benchmark-json", "out.json", "--benchmark-max-time", "0.01",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    result = json.loads((tmp_path / "out.json").read_text())
-    jsonschema.validate(result, SCHEMA)
-    found = {bench["group"]: bench["extra_info"]["d5suite"] for bench in result["benchmarks"]}
-    view = found["moves.move/backward"]
-    assert (view["views"], view["work"]["bytes"]) == (["gradient of X"], 0)
-    assert view["achieved"]["bytes_per_s"] is None and view["fraction_of_ceiling"]["bytes_per_s"] is None
-    assert found["moves.move/forward"]["views"] == [] and found["moves.move/forward"]["work"]["bytes"] == 4 * 4000
-    part = found["moves.add/backward"]
-    assert (part["views"], part["work"]["bytes"]) == (["gradient of A"], 4 * (2000 + 50))
-    assert part["fraction_of_ceiling"]["bytes_per_s"] > 0
-    assert found["moves.add/forward"]["views"] == []
 
 
 def test_views_of_deep500_are_told() -> None:

@@ -20,7 +20,16 @@ import pytest
 from d5suite.backends import discover
 from d5suite.cases.recipe import Recipe
 from d5suite.validate.metrics import METRICS
-from tests.conftest import Run, is_dead, plugin_environment, run_recipe, run_several, wait_until, write_recipe
+from tests.conftest import (
+    Run,
+    is_dead,
+    made_once,
+    plugin_environment,
+    run_recipe,
+    run_several,
+    wait_until,
+    write_recipe,
+)
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "results" / "schema.json").read_text())
@@ -87,7 +96,7 @@ def test_a_kept_job_file_reproduces_the_measurement(run_pytest: Run, recipe_fold
 
 @pytest.mark.slow
 def test_a_recipe_of_several_formats_is_one_recipe_of_each(
-    run_pytest: Run, recipe_folder: Path, imagenet_tree: Path, tmp_path: Path
+    run_pytest: Run, recipe_folder: Path, tiny_images: Path, tmp_path: Path
 ) -> None:
     from d5suite.data.convert import convert
 
@@ -113,7 +122,7 @@ def test_a_recipe_of_several_formats_is_one_recipe_of_each(
     cache = tmp_path / "cache"
     made = cache / "imagenet-v1-4x80+20-250-500px-seed0"
     cache.mkdir()
-    shutil.copytree(imagenet_tree, made)
+    shutil.copytree(tiny_images, made)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe_folder), "--backend", "faulty",
                "-k", "recordio", "--benchmark-json", "out.json"]  # fmt: skip
     done = subprocess.run(
@@ -152,7 +161,7 @@ def test_a_fault_costs_its_own_test_and_nothing_more(
 ) -> None:
     done = run_pytest(
         str(recipe_folder), "--backend", ",".join(["faulty", *(f"faulty:{mode}" for mode in modes)]),
-        "-k", "inference or input_pipeline", "--benchmark-json", "out.json",
+        "-k", "inference or input_pipeline", "--benchmark-json", "out.json", "--benchmark-max-time", "0.01",
     )  # fmt: skip
     assert done.returncode == 1
     for mode in modes:
@@ -540,32 +549,48 @@ def _result(tmp_path: Path) -> Any:
     return _strict(max((tmp_path / "jobs").rglob("tiny-torch.result.json"), key=lambda path: path.stat().st_mtime_ns))
 
 
+@pytest.fixture(scope="module")
+def missed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Three runs that miss their target, and their folder."""
+
+    def train() -> list[Any]:
+        folder = tmp_path_factory.mktemp("missed")
+        done = _trained(folder, training="target=1.1, epochs=1, runs=3")
+        return [str(folder), done.returncode, done.stdout, done.stderr]
+
+    folder, *done = made_once(tmp_path_factory, "missed", train)
+    return Path(folder), subprocess.CompletedProcess([], *done)
+
+
 @pytest.mark.slow
 @needs_torch
-def test_a_missed_target_is_no_number_and_keeps_its_curves(tmp_path: Path) -> None:
-    done = _trained(tmp_path, training="target=1.1, epochs=1, runs=3")
+def test_a_missed_target_is_no_number_and_keeps_its_curves(
+    missed: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = missed
     assert done.returncode == 1, done.stdout
     assert "3 of 3 runs did not reach top-1 accuracy 1.1: the run with seed 0 ended after 1 epochs at 0." in done.stdout
-    assert "curves of its runs: out.tiny.png, out.missed.h5" in done.stdout.replace(f"{tmp_path}/", "")
-    content = _strict(tmp_path / "out.json")
+    assert "curves of its runs: out.tiny.png, out.missed.h5" in done.stdout.replace(f"{folder}/", "")
+    content = _strict(folder / "out.json")
     assert content["benchmarks"] == [] and content["d5suite"]["pictures"] == ["out.tiny.png"]
     assert "did not reach" in content["d5suite"]["failures"][0]["message"]
-    assert (tmp_path / "out.tiny.png").read_bytes().startswith(b"\x89PNG")
-    with h5py.File(tmp_path / "out.missed.h5") as file:
+    assert (folder / "out.tiny.png").read_bytes().startswith(b"\x89PNG")
+    with h5py.File(folder / "out.missed.h5") as file:
         (group,) = file.values()
         accuracies = [group[f"run_{index}_top-1 accuracy"][()].item() for index in range(3)]
-    runs = _result(tmp_path)["kept"]["tiny/time_to_accuracy"]["runs"]
+    runs = _result(folder)["kept"]["tiny/time_to_accuracy"]["runs"]
     assert [run["top-1 accuracy"] for run in runs] == accuracies
-    (log,) = (tmp_path / "jobs").rglob("tiny-torch.log")
+    (log,) = (folder / "jobs").rglob("tiny-torch.log")
     assert "run 3/3, epoch 1/1 at 0." in log.read_text()  # what a terminal shows
     assert "epoch 1/1" not in done.stdout + done.stderr  # and a pipe does not
 
 
 @needs_torch
 @pytest.mark.slow
-def test_what_seeds_took_that_reached_the_target_is_kept_though_others_missed_it(tmp_path: Path) -> None:
-    _trained(tmp_path, training="target=1.1, epochs=1, runs=3")
-    runs = _result(tmp_path)["kept"]["tiny/time_to_accuracy"]["runs"]
+def test_what_seeds_took_that_reached_the_target_is_kept_though_others_missed_it(
+    missed: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    runs = _result(missed[0])["kept"]["tiny/time_to_accuracy"]["runs"]
     accuracies = [run["top-1 accuracy"] for run in runs]
     assert min(accuracies) < max(accuracies)
     done = _trained(tmp_path, training=f"target={max(accuracies)!r}, epochs=1, runs=3")

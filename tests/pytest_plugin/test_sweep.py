@@ -20,7 +20,7 @@ from d5suite.cases.workflow import Component, Coupling, Workflow
 from d5suite.errors import ConfigurationError
 from d5suite.measurements.distributed.workflow import WorkflowMakespan
 from d5suite.optimizers.settings import SGD
-from d5suite.pytest_plugin.sweep import Point, check_options
+from d5suite.pytest_plugin.sweep import SweepPoint, check_options
 from d5suite.report.reading import load_results
 from tests.conftest import plugin_environment
 from tests.passes.test_from_outside import RECIPE
@@ -65,7 +65,7 @@ def test_a_sweep_that_makes_no_sense_is_refused(sweeps: list[str], more: dict[st
 def test_a_case_without_the_knob_is_measured_once() -> None:
     case = ProblemCase("gemm", Problem("small", "Gemm", {"A": (4, 4), "B": (4, 4)}))
     selection: Any = SimpleNamespace(backend=None)
-    points = [Point({"batch-size": each}, Settings(batch_size=each), {"batch-size": 4}) for each in (4, 8)]
+    points = [SweepPoint({"batch-size": each}, Settings(batch_size=each), {"batch-size": 4}) for each in (4, 8)]
     assert points[0].why_not(case, selection) is None
     assert "no batch-size to sweep" in str(points[1].why_not(case, selection))
 
@@ -124,7 +124,7 @@ def test_images_of_a_swept_size_are_those_of_the_job(tmp_path: Path) -> None:
     backend: Any = SimpleNamespace(reduced="")
     sizes = [recipe.sized_preset(backend, Settings(image_size=each))[1].image_size for each in (None, *values)]
     assert sizes == [32, 40, 48]
-    point = Point({"image-size": 48}, Settings(image_size=48), {"image-size": 40})
+    point = SweepPoint({"image-size": 48}, Settings(image_size=48), {"image-size": 40})
     selection: Any = SimpleNamespace(backend=backend)
     assert point.why_not(recipe, selection) is None
     digits = replace(recipe, dataset="digits")
@@ -145,7 +145,7 @@ def test_a_workflow_is_swept_over_couplings_placements_and_buffers() -> None:
     assert workflow.variants()[0].at(Settings())[0].couplings[0].capacity == 4
     with pytest.raises(ConfigurationError, match="there is no coupling 'pigeons'"):
         next(iter(workflow.tests())).cases(Settings(coupling="pigeons"))
-    point = Point({"coupling": "files"}, Settings(coupling="files"), {"coupling": "memory"})
+    point = SweepPoint({"coupling": "files"}, Settings(coupling="files"), {"coupling": "memory"})
     assert point.why_not(memory, selection) is None
     fixed = replace(workflow, couplings=[replace(workflow.couplings[0], kind="memory")])
     (own,) = (test.cases(settings)[0] for test in fixed.tests())

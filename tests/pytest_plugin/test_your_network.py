@@ -65,7 +65,7 @@ def _measure(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(ROOT / "recipes" / "test_your_network.py"),
-         "--benchmark-max-time=0.1", "--jobs", str(folder / "jobs"), *arguments],
+         "--benchmark-max-time=0.02", "--jobs", str(folder / "jobs"), *arguments],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 

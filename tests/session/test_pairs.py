@@ -17,7 +17,7 @@ from d5suite.cases.case import Settings
 from d5suite.cases.problem import Problem, ProblemCase
 from d5suite.launch.turns import TurnWorker
 from d5suite.measurements import find
-from d5suite.session.pairs import SIDES, Budget, Criterion, InterruptedPairsError, Pair, PairedRun
+from d5suite.session.pairs import SIDES, Criterion, InterruptedPairsError, Pair, PairedRun, StoppingRule
 from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.sides import Side
 from d5suite.statistics.launches import launches_needed
@@ -136,7 +136,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, pretence: Pretence) -> None:
     monkeypatch.setattr("d5suite.session.pairs.Session", Pretender)
 
 
-def run(tmp_path: Path, names: str, budget: Budget = Budget()) -> dict[str, Pair]:  # noqa: B008  immutable
+def run(tmp_path: Path, names: str, budget: StoppingRule = StoppingRule()) -> dict[str, Pair]:  # noqa: B008  immutable
     """Measure some problems, with names of one letter."""
     batch = [
         Wanted(ProblemCase("p", Problem(name, "Relu", {"X": (3,)})), find("forward"), select("torch")) for name in names
@@ -209,7 +209,7 @@ def test_a_disturbed_machine_decides_nothing_above_the_limit_unless_told_to(
 ) -> None:
     machine = {"disturbed": True, "reasons": ["others used 1.6 of 2 CPUs"], "taken_share": share}
     pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.13 if name == "s" else 0.1], machine=machine))
-    found = run(tmp_path, "se", Budget(decides_disturbed=decides))
+    found = run(tmp_path, "se", StoppingRule(decides_disturbed=decides))
     if decides or not limits:
         assert verdicts(found) == {"s": "slower", "e": "same"}
         return
@@ -237,7 +237,7 @@ def test_a_side_that_fails_costs_this_measurement_and_the_other_side_leaves_it(
 
 def test_a_budget_that_is_spent_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.13]))
-    for budget, blocks in ((Budget(blocks=3), 3), (Budget(seconds=0), 1)):
+    for budget, blocks in ((StoppingRule(blocks=3), 3), (StoppingRule(seconds=0), 1)):
         pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.13]))
         (found,) = run(tmp_path, "s", budget).values()
         assert found.decision is not None

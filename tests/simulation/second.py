@@ -7,11 +7,11 @@ from typing import Any
 
 import simpy
 
-from d5suite.simulation.platform import Network
-from d5suite.simulation.programs import Kind, Programs
+from d5suite.simulation.platform import Interconnect
+from d5suite.simulation.programs import OpKind, Programs
 
 
-def play(programs: Programs, network: Network) -> float:
+def play(programs: Programs, network: Interconnect) -> float:
     """Return when the last rank ends its last step."""
     environment = simpy.Environment()
     busy: set[tuple[str, int]] = set()
@@ -37,7 +37,7 @@ def play(programs: Programs, network: Network) -> float:
                 environment.process(moved(*each))
 
     def begin(rank: int, op: Any) -> simpy.Event:
-        sends = op.kind == Kind.ISEND
+        sends = op.kind == OpKind.ISEND
         source, to = (rank, op.peer) if sends else (op.peer, rank)
         own = environment.event()
         others = waiting.get((source, to, op.tag, not sends), [])
@@ -51,11 +51,11 @@ def play(programs: Programs, network: Network) -> float:
     def rank(number: int, stream: int, done: list[list[simpy.Event]]) -> Generator[Any, Any, None]:
         begun: dict[int, simpy.Event] = {}
         for index, op in enumerate(programs.streams[number][stream]):
-            if op.kind == Kind.COMPUTE:
+            if op.kind == OpKind.COMPUTE:
                 yield environment.timeout(op.seconds)
-            elif op.kind == Kind.WAIT:
+            elif op.kind == OpKind.WAIT:
                 yield begun[op.ref]
-            elif op.kind == Kind.AFTER:
+            elif op.kind == OpKind.AFTER:
                 yield done[op.peer][op.ref]
             else:
                 begun[index] = begin(number, op)

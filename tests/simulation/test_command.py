@@ -143,6 +143,8 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     empty.write_text('{"schema": "d5suite-machine-1", "name": "empty"}')
     nothing = tmp_path / "folder"
     nothing.mkdir()
+    unsourced = machine(tmp_path / "unsourced.json")
+    unsourced.write_text(unsourced.read_text().replace('"source": "by hand"', '"source": ""'))
     for options, said in (
         ((*LENET, "--ranks", "1"), "from 2 to"),
         ((*LENET, "--topology", "torus"), "no topology 'torus'"),
@@ -156,6 +158,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
         ((*LENET, "--failures", "often"), "is not HOURS"),
         ((*LENET, "--stragglers", "9"), "below 5"),
         ((*LENET, "--machine", str(empty)), "no ceilings"),
+        ((*LENET, "--machine", str(unsourced)), "has no source"),
         ((*LENET, "--transport", "gloo"), "no transport 'gloo'"),
         ((*LENET, "--trace", "t.json"), "does not end with .h5"),
         (("simulate", "no_such_network"), "no network 'no_such_network'"),

@@ -16,14 +16,14 @@ import pytest
 from d5suite.distributed.algorithms import ALGORITHMS
 from d5suite.distributed.algorithms.costs import cost
 from d5suite.errors import ConfigurationError, D5Error
-from d5suite.models.ceilings import Level, Roof
+from d5suite.models.ceilings import MemoryLevel, Roof
 from d5suite.network.zoo import build
 from d5suite.simulation import engine, symmetry
-from d5suite.simulation.noise import Noise, daly, expected, failures, lognormal, noisy, young
-from d5suite.simulation.platform import Network, Node, machine_figures, part_of_machine
-from d5suite.simulation.programs import Kind, Op
+from d5suite.simulation.noise import ComputeNoise, daly, expected, failures, lognormal, noisy, young
+from d5suite.simulation.platform import ComputeNode, Interconnect, machine_figures, part_of_machine
+from d5suite.simulation.programs import Op, OpKind
 from d5suite.simulation.simulate import Setup, make_programs, node_of, simulate
-from d5suite.simulation.step import Step, Task, from_layers, from_network
+from d5suite.simulation.step import ComputeStep, ComputeTask, from_layers, from_network
 from d5suite.simulation.what_if import apply, scheme_settings
 from tests.simulation.machines import machine, shared
 from tests.simulation.second import play
@@ -33,20 +33,20 @@ pytestmark = pytest.mark.skipif(engine.problem() is not None, reason=str(engine.
 ALPHA, RATE = 1e-5, 1e9
 
 
-def one_gradient(elements: int, compute_s: float = 0.0) -> Step:
-    backward = (Task("b", "Conv", compute_s, ("w",)),)
-    return Step("one", (Task("f", "Conv", compute_s),), backward, 0.0, {"w": (elements,)}, "made by hand")
+def one_gradient(elements: int, compute_s: float = 0.0) -> ComputeStep:
+    backward = (ComputeTask("b", "Conv", compute_s, ("w",)),)
+    return ComputeStep("one", (ComputeTask("f", "Conv", compute_s),), backward, 0.0, {"w": (elements,)}, "made by hand")
 
 
-def many_gradients(seed: int = 1) -> Step:
+def many_gradients(seed: int = 1) -> ComputeStep:
     draw = random.Random(seed)
     shapes = {f"w{i}": (draw.randint(1, 40_000),) for i in range(12)}
-    backward = tuple(Task(f"b{i}", "Conv", draw.random() * 3e-4, (f"w{i}",)) for i in reversed(range(12)))
-    return Step("many", (Task("f", "Gemm", 2e-4),), backward, 1e-4, shapes, "made by hand")
+    backward = tuple(ComputeTask(f"b{i}", "Conv", draw.random() * 3e-4, (f"w{i}",)) for i in reversed(range(12)))
+    return ComputeStep("many", (ComputeTask("f", "Gemm", 2e-4),), backward, 1e-4, shapes, "made by hand")
 
 
-def setup(step: Step, ranks: int, algorithm: str = "ring", scheme: str = "all_reduce", **network: Any) -> Setup:
-    return Setup(step, scheme_settings(scheme), algorithm, ranks, Network(ALPHA, RATE, **network))
+def setup(step: ComputeStep, ranks: int, algorithm: str = "ring", scheme: str = "all_reduce", **network: Any) -> Setup:
+    return Setup(step, scheme_settings(scheme), algorithm, ranks, Interconnect(ALPHA, RATE, **network))
 
 
 BUCKETS = "all_reduce:bucket_bytes=200000,first_bucket_bytes=40000"
@@ -80,12 +80,12 @@ def test_copies_and_sums_take_the_time_of_their_bytes() -> None:
         # Filled, cleared, added twice, divided; weights copied, filled and, by the worker, loaded.
         ("parameter_server", 2 * (ALPHA + message), 2 + 1 + 3 + 3 + 2 + 2 + 2 + 2),
     ):
-        given = dataclasses.replace(setup(one_gradient(2**16), 2, scheme=scheme), node=Node(moved))
+        given = dataclasses.replace(setup(one_gradient(2**16), 2, scheme=scheme), node=ComputeNode(moved))
         found = simulate(given, steps=1)
         assert found.step_s == pytest.approx(messages + times * nbytes / moved, rel=1e-6), scheme
-    staged = dataclasses.replace(setup(one_gradient(2**16), 2), node=Node(moved), staged=True, early=False)
+    staged = dataclasses.replace(setup(one_gradient(2**16), 2), node=ComputeNode(moved), staged=True, early=False)
     assert simulate(staged, steps=1).step_s == pytest.approx(message + 2 * ALPHA + 7.5 * nbytes / moved, rel=1e-6)
-    many = dataclasses.replace(setup(many_gradients(), 6, "halving_doubling", BUCKETS), node=Node(1e9))
+    many = dataclasses.replace(setup(many_gradients(), 6, "halving_doubling", BUCKETS), node=ComputeNode(1e9))
     folded, whole = simulate(many, steps=1), simulate(many, fold=False, steps=1)
     assert folded.kinds == 3 and folded.step_s == pytest.approx(whole.step_s, rel=0.01)
 
@@ -93,8 +93,8 @@ def test_copies_and_sums_take_the_time_of_their_bytes() -> None:
 def test_what_a_core_does_it_does_one_after_the_other() -> None:
     nbytes = 4 * 2**16
 
-    def step(cores: int, step: Step, ranks: int = 2, scheme: str = "all_reduce", **network: Any) -> float:
-        node = Node(1e9 if "," in scheme else math.inf, 1, cores)
+    def step(cores: int, step: ComputeStep, ranks: int = 2, scheme: str = "all_reduce", **network: Any) -> float:
+        node = ComputeNode(1e9 if "," in scheme else math.inf, 1, cores)
         given = setup(step, ranks, scheme=scheme, **network)
         return simulate(dataclasses.replace(given, node=node), fold=False, steps=1).step_s
 
@@ -122,12 +122,12 @@ def test_ranks_that_compute_at_once_share_what_they_reach_together(tmp_path: Pat
     part, missing = part_of_machine(file, ranks=2, threads=1)
     assert part is not None and not missing
     tasks = (
-        Task("memory", "Relu", 0.02, ("w",), 0.0, 1e8),
-        Task("cache", "Relu", 1e-3, (), 0.0, 7e5),  # of two ranks too large for the cache
-        Task("arithmetic", "Conv", 0.03, (), 1e9, 4e7),  # bytes that arithmetic hides
-        Task("not counted", "?", 0.01),
+        ComputeTask("memory", "Relu", 0.02, ("w",), 0.0, 1e8),
+        ComputeTask("cache", "Relu", 1e-3, (), 0.0, 7e5),  # of two ranks too large for the cache
+        ComputeTask("arithmetic", "Conv", 0.03, (), 1e9, 4e7),  # bytes that arithmetic hides
+        ComputeTask("not counted", "?", 0.01),
     )
-    step = Step("made by hand", tasks[1:], tasks[:1], 0.01, {"w": (10**6,)}, "made by hand")
+    step = ComputeStep("made by hand", tasks[1:], tasks[:1], 0.01, {"w": (10**6,)}, "made by hand")
     found = step.beside(roof, part)
     rest = 2 / 1.25e10
     longer = {each.label: each.seconds for each in (*found.forward, *found.backward)}
@@ -137,7 +137,7 @@ def test_ranks_that_compute_at_once_share_what_they_reach_together(tmp_path: Pat
     })  # fmt: skip
     assert found.update_s == pytest.approx(0.01 + 5 * 4e6 * (rest - 1e-10))
     node = node_of(step, [roof, part], threads=1, cores=2)
-    assert node == Node(1 / rest, 1, 2) and node_of(step, [roof], threads=1, cores=2).bytes_per_s == 1e10
+    assert node == ComputeNode(1 / rest, 1, 2) and node_of(step, [roof], threads=1, cores=2).bytes_per_s == 1e10
     together = dataclasses.replace(setup(found, 2, island=2), node=dataclasses.replace(node, bytes_per_s=math.inf))
     sent = 4e6 / RATE  # and that is hidden by nothing: the only gradient comes last
     assert simulate(together, fold=False, steps=1).step_s == pytest.approx(found.seconds + sent, rel=0.01)
@@ -174,7 +174,7 @@ def test_work_that_has_two_times_counts_once() -> None:
 def test_messages_are_those_of_the_algorithm(algorithm: str) -> None:
     made = make_programs(setup(one_gradient(1000), 6, algorithm), fold=False, steps=1)
     for rank, streams in enumerate(made.streams):
-        sent = [op.nbytes for ops in streams for op in ops if op.kind == Kind.ISEND]
+        sent = [op.nbytes for ops in streams for op in ops if op.kind == OpKind.ISEND]
         known = cost(algorithm, "all_reduce", rank=rank, size=6, length=1000, itemsize=4)
         assert known is not None and (len(sent), sum(sent)) == (known.messages_sent, known.bytes_sent)
 
@@ -208,7 +208,7 @@ def test_ranks_that_are_not_alike_are_not_folded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(symmetry, "KINDS", planted)  # claims that all of 6 ranks are alike
     with pytest.raises(D5Error, match="ranks 0 and 5 are not alike"):
         simulate(setup(one_gradient(960), 6, "halving_doubling"))
-    send = [[[Op(Kind.ISEND, peer=0, nbytes=8), Op(Kind.IRECV, peer=0, nbytes=4)]]]
+    send = [[[Op(OpKind.ISEND, peer=0, nbytes=8), Op(OpKind.IRECV, peer=0, nbytes=4)]]]
     with pytest.raises(D5Error, match="do not meet their receives"):
         symmetry.check(send)
 
@@ -259,7 +259,7 @@ def test_an_asynchronous_server_takes_whoever_comes_first() -> None:
 
 def test_orders_are_those_of_the_schemes() -> None:
     network = build("lenet5", classes=10, image_size=32)
-    roof = Roof(1e11, (Level("memory", 0, 1e10),))
+    roof = Roof(1e11, (MemoryLevel("memory", 0, 1e10),))
     given = setup(from_network(network, roof, batch=4, share=0.5, source="by hand"), 4)
     times = {}
     for scheme in ("all_reduce", "parameter_server", "parameter_server:servers=2"):
@@ -267,7 +267,7 @@ def test_orders_are_those_of_the_schemes() -> None:
             other = apply(dataclasses.replace(given, settings=scheme_settings(scheme)), "order", order)
             found = simulate(other, fold=False, steps=1)
             times[scheme, order] = found.step_s
-            sizes = [op.nbytes for ops in found.played.programs.streams[1] for op in ops if op.kind == Kind.ISEND]
+            sizes = [op.nbytes for ops in found.played.programs.streams[1] for op in ops if op.kind == OpKind.ISEND]
             assert sum(sizes) > 0.9 * network_bytes(network)
             told = [op for ops in found.played.programs.streams[1] for op in ops if op.label == "choose"]
             assert len(told) == (len(given.step.parameters) if scheme == "all_reduce" else 0)
@@ -315,7 +315,7 @@ def test_what_if() -> None:
 
 def test_noise_slows_a_step_down_as_its_slowest_rank_does() -> None:
     step = one_gradient(10, 1e-3)
-    noise = Noise(np.array([1.0] * 9 + [2.0]), "planted")
+    noise = ComputeNoise(np.array([1.0] * 9 + [2.0]), "planted")
 
     def run(factors: Any) -> float:
         if isinstance(factors, float):
@@ -356,10 +356,10 @@ def test_too_many_messages_say_what_to_do() -> None:
 
 def test_a_program_that_never_ends_is_told() -> None:
     made = make_programs(setup(one_gradient(8), 2), fold=False, steps=1)
-    made.streams[0][0].append(Op(Kind.IRECV, 1, 5, 8))
-    made.streams[0][0].append(Op(Kind.WAIT, ref=len(made.streams[0][0]) - 1))
+    made.streams[0][0].append(Op(OpKind.IRECV, 1, 5, 8))
+    made.streams[0][0].append(Op(OpKind.WAIT, ref=len(made.streams[0][0]) - 1))
     with pytest.raises(D5Error, match="wait for each other for ever"):
-        engine.play(made, Network(ALPHA, RATE))
+        engine.play(made, Interconnect(ALPHA, RATE))
 
 
 @pytest.mark.slow

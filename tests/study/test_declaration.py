@@ -10,7 +10,7 @@ from d5suite.cli import main
 from d5suite.errors import ConfigurationError
 from d5suite.study.declaration import duration, read_study
 from d5suite.study.run import plan
-from d5suite.study.state import MachineState
+from d5suite.study.state import MachineRuns
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_parts_become_commands_that_take_turns(tmp_path: Path) -> None:
     study = read_study(written(tmp_path, GOOD), ROOT)
-    planned = plan(study, MachineState(tmp_path / "raw" / "here"))
+    planned = plan(study, MachineRuns(tmp_path / "raw" / "here"))
     assert [each.run.name for each in planned] == ["one.digits_lenet", "two", "one.imagenet_resnet50"]
     assert planned[0].command == (
         "pytest recipes/test_digits_lenet.py --backend torch:compile,jax --preset smoke --sweep threads=1,2 "

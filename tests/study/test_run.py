@@ -19,8 +19,8 @@ from d5suite.cli import main
 from d5suite.commands.study import machine_here
 from d5suite.errors import ConfigurationError
 from d5suite.study.declaration import read_study
-from d5suite.study.run import Progress, measure, plan, words_of
-from d5suite.study.state import COMMIT, MachineState, RunState, read_state, sha256_of
+from d5suite.study.run import StudyProgress, measure, plan, words_of
+from d5suite.study.state import COMMIT, MachineRuns, RunState, read_state, sha256_of
 
 STUDY = """
 title = "Small"
@@ -90,7 +90,7 @@ def test_interrupted_within_a_run_and_resumed(place: Path) -> None:
     until(place / "began", process)
     children = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "--resume" in said
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children)
@@ -99,13 +99,13 @@ def test_interrupted_within_a_run_and_resumed(place: Path) -> None:
     quick = state.result("quick").stat().st_mtime_ns
 
     again = started(place)
-    _, complaint = again.communicate(timeout=60)
+    _, complaint = again.communicate(timeout=300)
     assert again.returncode == 2
     assert "Go on with --resume" in complaint
 
     (place / "go").touch()
     process = started(place, "--resume")
-    said, complaint = process.communicate(timeout=60)
+    said, complaint = process.communicate(timeout=300)
     state = read_state(place / "out" / "raw" / "here")
     assert {run.state for run in state.runs.values()} == {"done"}
     assert state.result("quick").stat().st_mtime_ns == quick  # it is kept
@@ -118,7 +118,7 @@ def test_interrupted_in_the_background_where_shells_ignore_ctrl_c(place: Path) -
     process = started(place, "--only", "slow", background=True)
     until(place / "began", process)
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 130
     assert read_state(place / "out" / "raw" / "here").runs["slow"].state == "half"
 
@@ -128,12 +128,12 @@ def test_killed_at_once_and_resumed(place: Path) -> None:
     until(place / "began", process)
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert not psutil.wait_procs(children, timeout=30)[1]  # its run ends, too
     assert read_state(place / "out" / "raw" / "here").runs["slow"].state == "half"
     (place / "go").touch()
     process = started(place, "--resume", "--only", "slow")
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert read_state(place / "out" / "raw" / "here").runs["slow"].state == "done"
 
 
@@ -141,7 +141,7 @@ def test_the_budget_cuts_off_a_run_and_leaves_out_what_would_not_fit(place: Path
     (place / "study.toml").write_text(STUDY.format(budget="6s", cost="4s").replace('cost = "20s"', 'cost = "1s"'))
     began = time.monotonic()
     process = started(place)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     assert time.monotonic() - began < 50
     runs = read_state(place / "out" / "raw" / "here").runs
     assert runs["quick"].state in ("done", "half")
@@ -193,9 +193,9 @@ def test_two_cannot_run_one_study_at_once(place: Path) -> None:
     process = started(place, "--only", "slow")
     until(place / "began", process)
     other = started(place, "--resume", "--only", "slow")
-    _, complaint = other.communicate(timeout=60)
+    _, complaint = other.communicate(timeout=300)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert other.returncode == 2
     assert "another process runs this study here" in complaint
     assert process.returncode == 130
@@ -204,17 +204,17 @@ def test_two_cannot_run_one_study_at_once(place: Path) -> None:
 def test_a_run_without_a_result_says_why(place: Path) -> None:
     (place / "test_slow.py").write_text("import no_such_module\n")
     process = started(place, "--only", "slow")
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     run = json.loads((place / "out" / "raw" / "here" / "state.json").read_text())["runs"]["slow"]
     assert run["state"] == "failed"
     assert "no_such_module" in run["why"]
 
 
 @pytest.fixture
-def finished(place: Path, monkeypatch: pytest.MonkeyPatch) -> MachineState:
+def finished(place: Path, monkeypatch: pytest.MonkeyPatch) -> MachineRuns:
     """The state of a machine that has measured the quick part, by an older d5suite."""
     monkeypatch.chdir(place)
-    state = MachineState(Path("out/raw/here"))
+    state = MachineRuns(Path("out/raw/here"))
     state.folder.mkdir(parents=True)
     (place / "out" / "study.toml").write_text((place / "study.toml").read_text())
     state.result("quick").write_text('{"benchmarks": []}')
@@ -228,17 +228,17 @@ def finished(place: Path, monkeypatch: pytest.MonkeyPatch) -> MachineState:
 
 
 def test_measured_again_the_earlier_result_stays_until_the_new_one_is_finished(
-    finished: MachineState, place: Path
+    finished: MachineRuns, place: Path
 ) -> None:
     (place / "test_quick.py").write_text(SLOW.replace("slow", "quick"))
     (finished.folder / "quick.h5").write_bytes(b"series of the earlier run")
     study, before = read_study(place / "study.toml"), finished.result("quick").read_bytes()
 
-    def measured(*, again: bool, budget_s: float) -> MachineState:
+    def measured(*, again: bool, budget_s: float) -> MachineRuns:
         state = read_state(finished.folder)
         planned = plan(study, state, only="quick", again=again)
         assert not planned[0].kept
-        told: list[Progress] = []
+        told: list[StudyProgress] = []
         measure(study, state, planned, budget_s=budget_s, tell=told.append, made_on={}, made_with={COMMIT: "new"})
         assert told[-1].ended is not None
         return read_state(finished.folder)
@@ -263,7 +263,7 @@ def test_measured_again_the_earlier_result_stays_until_the_new_one_is_finished(
 
 
 def test_what_has_changed_since_a_run_is_told_before_others_run(
-    finished: MachineState, capsys: pytest.CaptureFixture[str]
+    finished: MachineRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["study", "study.toml", "--resume", "--plan", "-o", "out"]
     assert main([*words, "--machine", "here"]) == 0
@@ -277,7 +277,7 @@ def test_what_has_changed_since_a_run_is_told_before_others_run(
 
 
 def test_another_machine_is_not_taken_for_the_one_that_measured(
-    finished: MachineState, capsys: pytest.CaptureFixture[str]
+    finished: MachineRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["study", "study.toml", "--resume", "--plan", "-o", "out"]
     assert main(words) == 2  # this host is not called so
@@ -291,7 +291,7 @@ def test_another_machine_is_not_taken_for_the_one_that_measured(
     assert main([*words, "--machine", "other"]) == 0
 
 
-def test_a_run_that_reads_others_comes_last_and_again_after_them(finished: MachineState, place: Path) -> None:
+def test_a_run_that_reads_others_comes_last_and_again_after_them(finished: MachineRuns, place: Path) -> None:
     text = (place / "study.toml").read_text()
     reader = '\n[part.reader]\ntitle = "Reader"\nshare = 0.0001\ncost = "1s"\n'
     reader += 'command = ["crossover", "{raw}/quick.json", "--json", "{out}"]\n'

@@ -42,3 +42,26 @@ def test_a_machine_that_gives_too_little_proves_nothing_about_threads(
     told = r"the machine gave the process 0\.19 processors; it takes 0\.9 to tell|(1\.95|2\.00) threads work, not 1"
     with pytest.raises(outcome, match=told):
         test_process.test_the_thread_budget_is_obeyed(subject, "inference")
+
+
+@pytest.mark.parametrize(
+    ("windows", "seeds"),
+    [
+        pytest.param(ALONE, [3], id="one thread"),
+        pytest.param(TWO, [3, 4], id="two threads"),
+        pytest.param(LOADED, [3, 4], id="loaded machine"),
+    ],
+)
+def test_a_second_process_runs_only_where_the_first_one_did_not_show_one_thread(
+    monkeypatch: pytest.MonkeyPatch, windows: list[list[float]], seeds: list[int]
+) -> None:
+    """One thread in the first process decides."""
+    asked: list[int] = []
+
+    def seeded(_: Subject, seed: int) -> dict[str, list[list[float]]]:
+        asked.append(seed)
+        return {"windows": windows if seed == 3 else ALONE}
+
+    monkeypatch.setattr(test_process, "_seeded", seeded)
+    test_process.test_the_thread_budget_is_obeyed(Subject(discover()[0]["torch"], "eager", "cpu", 1), "inference")
+    assert asked == seeds

@@ -38,7 +38,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_missing_compiler_is_one_sentence() -> None:
     done = subprocess.run(
         [sys.executable, str(FOLDER / "build.py"), "torch"],
-        env={**os.environ, "CXX": "no-such-compiler"}, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "CXX": "no-such-compiler"}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 2
     if "lacks" not in done.stderr:  # the framework is looked for first

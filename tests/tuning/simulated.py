@@ -16,7 +16,7 @@ from d5suite.cases.case import Settings
 from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.tuning import confirm, trials, whole_runs
 from d5suite.tuning.space import Change
-from d5suite.tuning.tune import Plan, Tuning
+from d5suite.tuning.tune import Tuning, TuningRequest
 
 Cost = Callable[[Change], Mapping[str, Any]]
 """Returns ``step_s`` of a change, and as far as it matters ``memory``, ``alive``, ``joules`` of a
@@ -93,7 +93,9 @@ def simulate(monkeypatch: pytest.MonkeyPatch, cost: Cost, *, drift: float = 0.0)
     return simulation
 
 
-def tuning(folder: Path, plan: Plan, *, threads: int = 2, said: list[str] | None = None, **kind: Any) -> Tuning:
+def tuning(
+    folder: Path, plan: TuningRequest, *, threads: int = 2, said: list[str] | None = None, **kind: Any
+) -> Tuning:
     """Return the tuning of a measurement on PyTorch, whose workers are simulated."""
     facts = {"name": "inference", "takes_turns": True, "trains": False, "loads": False, "takes_layers": False, **kind}
     case: Any = SimpleNamespace(name="small")

@@ -13,7 +13,7 @@ from d5suite.cases.case import Settings
 from d5suite.errors import ConfigurationError
 from d5suite.session.session import Session
 from d5suite.tuning.space import Change
-from d5suite.tuning.tune import Plan
+from d5suite.tuning.tune import TuningRequest
 from tests.tuning.simulated import simulate, tuning
 
 
@@ -24,7 +24,7 @@ def test_each_way_finds_a_large_gain(way: str, tmp_path: Path, monkeypatch: pyte
 
     simulation = simulate(monkeypatch, cost)
     monkeypatch.setattr(bench_tune, "TrialJob", simulation.job)
-    own = tuning(tmp_path, Plan(60, only=("OMP_WAIT_POLICY", "OMP_PROC_BIND")))
+    own = tuning(tmp_path, TuningRequest(60, only=("OMP_WAIT_POLICY", "OMP_PROC_BIND")))
     session, launches = Session(Settings(threads=2, jobs=tmp_path)), itertools.count(1)
     common = (session, own._wanted, own.space, 60.0 if way == "d5suite" else 1.0, launches)  # it ends with the space
     if way == "d5suite":

@@ -15,7 +15,7 @@ TORCH = Tuned("small", "training_step", "torch", "0.1", "time", {"mode": "stock"
               "OMP_WAIT_POLICY": "passive"}, {"versus_default": [0.8, 0.75, 0.85]})  # fmt: skip
 
 
-def use(path: Path, *, anywhere: bool = False) -> profiles.Profile:
+def use(path: Path, *, anywhere: bool = False) -> profiles.TunedProfile:
     return use_tuned(path, threads=2, device="cpu", loader_workers=2, anywhere=anywhere)
 
 

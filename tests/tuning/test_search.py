@@ -8,7 +8,7 @@ import random
 import pytest
 
 from d5suite.levels.knobs import TuningKnob
-from d5suite.tuning.search import BudgetSpentError, Outcome, Search
+from d5suite.tuning.search import BudgetSpentError, Search, TrialOutcome
 from d5suite.tuning.space import Candidate, Space
 
 NOISE = 0.005
@@ -45,13 +45,13 @@ class Simulated:
             cost for (a, x, b, y), cost in self.pairs.items() if values[a] == x and values[b] == y
         )  # fmt: skip
 
-    def __call__(self, candidate: Candidate, bar: float) -> Outcome:
+    def __call__(self, candidate: Candidate, bar: float) -> TrialOutcome:
         self.trials += 1
         true = self.true(candidate)
         if true == math.inf:
-            return Outcome(self.draw.choice(["failed", "wrong"]), reason="planted")
+            return TrialOutcome(self.draw.choice(["failed", "wrong"]), reason="planted")
         value = true + self.draw.gauss(0, NOISE)
-        return Outcome("pruned" if value > bar + 0.05 else "measured", value)
+        return TrialOutcome("pruned" if value > bar + 0.05 else "measured", value)
 
 
 @pytest.mark.parametrize("counts", [(4, 3, 3, 2, 2, 2), (8, 5, 4, 3), (2,) * 9, (10, 10, 10)], ids=str)
@@ -87,12 +87,12 @@ class Planted:
         knobs = self.draw.sample(space.knobs, 3)
         self.planted, self.slow, self.broken = ((each.name, self.draw.choice(each.values[1:])) for each in knobs)
 
-    def __call__(self, candidate: Candidate, bar: float) -> Outcome:
+    def __call__(self, candidate: Candidate, bar: float) -> TrialOutcome:
         chosen = set(zip(self.space.places, candidate, strict=True))
         if self.broken in chosen:
-            return Outcome("failed", reason="planted")
+            return TrialOutcome("failed", reason="planted")
         value = -math.log(1.5) * (self.planted in chosen) + math.log(1.3) * (self.slow in chosen)
-        return Outcome("measured", value + self.draw.gauss(0, NOISE))
+        return TrialOutcome("measured", value + self.draw.gauss(0, NOISE))
 
 
 @pytest.mark.parametrize("counts", [(10, 10, 10, 10), (2,) * 13, (4,) * 7], ids=str)
@@ -109,10 +109,10 @@ def test_a_planted_knob_is_found_within_20_candidates_of_10000(counts: tuple[int
 def test_one_that_is_wrong_or_fails_is_never_the_best() -> None:
     space = Space(tuple(knobs_of(6, 6)))
 
-    def measure(candidate: Candidate, bar: float) -> Outcome:
+    def measure(candidate: Candidate, bar: float) -> TrialOutcome:
         if candidate[0] == "5":
-            return Outcome("wrong", -1.0, "planted")
-        return Outcome("failed") if candidate[1] == "5" else Outcome("measured", -0.1 * (candidate[0] == "3"))
+            return TrialOutcome("wrong", -1.0, "planted")
+        return TrialOutcome("failed") if candidate[1] == "5" else TrialOutcome("measured", -0.1 * (candidate[0] == "3"))
 
     course = Search(space, measure, limit=36).run()
     assert len(course.candidates) == 36
@@ -129,10 +129,10 @@ def test_a_spent_budget_ends_it_with_the_best_so_far() -> None:
     space = Space(tuple(knobs_of(4, 4, 4)))
     left = iter(range(5))
 
-    def measure(candidate: Candidate, bar: float) -> Outcome:
+    def measure(candidate: Candidate, bar: float) -> TrialOutcome:
         if next(left, None) is None:
             raise BudgetSpentError
-        return Outcome("measured", -0.2 * (candidate[0] == "2"))
+        return TrialOutcome("measured", -0.2 * (candidate[0] == "2"))
 
     course = Search(space, measure, limit=30).run()
     assert len(course.trials) == 5 and course.best == ("2", "0", "0")
@@ -142,9 +142,9 @@ def test_proposals_come_first_and_a_slow_one_ends_early() -> None:
     space = Space(tuple(knobs_of(3, 3)))
     bars: list[float] = []
 
-    def measure(candidate: Candidate, bar: float) -> Outcome:
+    def measure(candidate: Candidate, bar: float) -> TrialOutcome:
         bars.append(bar)
-        return Outcome("measured", {"2": -0.3, "1": 0.5, "0": 0.0}[candidate[0]])
+        return TrialOutcome("measured", {"2": -0.3, "1": 0.5, "0": 0.0}[candidate[0]])
 
     course = Search(space, measure, limit=9, proposals=[("2", "0")], again=0).run()
     assert [each[0] for each in course.trials[:2]] == [("0", "0"), ("2", "0")]

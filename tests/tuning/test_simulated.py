@@ -15,13 +15,13 @@ from d5suite.backends import discover
 from d5suite.errors import ConfigurationError
 from d5suite.levels.knobs import UPDATE, TuningKnob
 from d5suite.models.ceilings import Ceilings
-from d5suite.models.roofline import Work
+from d5suite.models.roofline import TimedWork
 from d5suite.tuning.confirm import MOST_ROUNDS
 from d5suite.tuning.profiles import space_of
 from d5suite.tuning.proposals import StepLayers, by_cores, by_layers, by_memory, first_of_knobs
 from d5suite.tuning.space import Change
 from d5suite.tuning.trials import FEWEST_BLOCKS
-from d5suite.tuning.tune import Plan
+from d5suite.tuning.tune import TuningRequest
 from tests.tuning.simulated import ITEMS, simulate, tuning
 
 BATCHES = TuningKnob("batch_size", ("8", "32", "4096"), "the user")
@@ -44,7 +44,7 @@ def test_each_goal_is_made_small_and_confirmed(goal: str, tmp_path: Path, monkey
         }  # fmt: skip
 
     simulate(monkeypatch, cost)
-    plan = Plan(60, goal, most=9, only=("OMP_PROC_BIND", "THP_MEM_ALLOC_ENABLE"))
+    plan = TuningRequest(60, goal, most=9, only=("OMP_PROC_BIND", "THP_MEM_ALLOC_ENABLE"))
     found = tuning(tmp_path, plan)
     tuned = found.run()
     assert tuned is not None, found.course["decision"]
@@ -61,7 +61,7 @@ def test_each_goal_is_made_small_and_confirmed(goal: str, tmp_path: Path, monkey
 def test_a_trial_of_long_steps_has_few_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch, lambda change: {"step_s": 2.0})
     monkeypatch.setattr("d5suite.tuning.trials.BLOCKS_S", 0.0)
-    found = tuning(tmp_path, Plan(60, most=3, only=("OMP_PROC_BIND",)))
+    found = tuning(tmp_path, TuningRequest(60, most=3, only=("OMP_PROC_BIND",)))
     found.run()
     assert {trial["blocks"] for trial in found.course["trials"]} == {FEWEST_BLOCKS}
 
@@ -70,7 +70,7 @@ def test_a_trial_of_long_steps_has_few_blocks(tmp_path: Path, monkeypatch: pytes
 def test_the_least_budget_that_is_named_is_enough(larger: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch, lambda change: {"step_s": 0.02 / (1 + (of(change, "OMP_PROC_BIND") == "close"))})
     importlib.import_module("optuna")  # takes a second, which is not the search's
-    plan = Plan(1, only=("OMP_PROC_BIND", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
+    plan = TuningRequest(1, only=("OMP_PROC_BIND", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
     small = tuning(tmp_path, plan)
     assert small.run() is None
     (least,) = re.findall(r"([0-9]+) s is the least", small.course["decision"]["reason"])
@@ -82,7 +82,7 @@ def test_the_least_budget_that_is_named_is_enough(larger: int, tmp_path: Path, m
 def test_a_goal_without_a_sensor_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch, lambda change: {"step_s": 0.01})
     with pytest.raises(ConfigurationError, match=r"no energy of .* here: this machine counts no energy of its CPU"):
-        tuning(tmp_path, Plan(60, "energy", only=("OMP_PROC_BIND",))).run()
+        tuning(tmp_path, TuningRequest(60, "energy", only=("OMP_PROC_BIND",))).run()
 
 
 def test_larger_batches_count_per_item_in_trials_ablation_and_launches(
@@ -96,7 +96,7 @@ def test_larger_batches_count_per_item_in_trials_ablation_and_launches(
         return {"step_s": (5e-3 + items * 0.25e-3) * fast, "memory": 2**20, "alive": 2**10}
 
     simulate(monkeypatch, cost)
-    plan = Plan(60, most=30, further=[TuningKnob("batch_size", ("8", "32"), "the user")],
+    plan = TuningRequest(60, most=30, further=[TuningKnob("batch_size", ("8", "32"), "the user")],
                 only=("OMP_PROC_BIND", "batch_size"))  # fmt: skip
     found = tuning(tmp_path, plan)
     tuned = found.run()
@@ -115,7 +115,7 @@ def test_a_batch_that_cannot_fit_is_never_launched(tmp_path: Path, monkeypatch: 
         return {"step_s": 1e-3 * items, "memory": 2**28 + items * 2**20, "alive": items * 2**20}
 
     simulation, said = simulate(monkeypatch, cost), list[str]()
-    plan = Plan(60, most=20, further=[BATCHES], only=("batch_size", "OMP_WAIT_POLICY"))
+    plan = TuningRequest(60, most=20, further=[BATCHES], only=("batch_size", "OMP_WAIT_POLICY"))
     found = tuning(tmp_path, plan, said=said, memory_bytes=2**31)
     found.run()
     batches = {change.settings.get("batch_size", 8) for change in simulation.changes}
@@ -125,7 +125,7 @@ def test_a_batch_that_cannot_fit_is_never_launched(tmp_path: Path, monkeypatch: 
 
 
 def test_batches_are_not_judged_without_a_memory_record(tmp_path: Path) -> None:
-    space = tuning(tmp_path, Plan(60, further=[BATCHES])).space
+    space = tuning(tmp_path, TuningRequest(60, further=[BATCHES])).space
     assert by_memory(space, {}, 1.0) == ([], {})
 
 
@@ -148,7 +148,7 @@ def test_it_comes_back_from_a_bad_start_to_within_2_percent(
         return {"step_s": step * (0.97 if change.mode == "channels_last" else 1.3 if change.mode else 1.0)}
 
     simulate(monkeypatch, cost)
-    found = tuning(tmp_path, Plan(300, most=60), threads=threads)
+    found = tuning(tmp_path, TuningRequest(300, most=60), threads=threads)
     tuned = found.run()
     assert tuned is not None, found.course["decision"]
     best = 0.1 / 2 * 0.97
@@ -167,7 +167,7 @@ def test_training_to_a_target_is_tuned_by_whole_runs_and_drift_cancels(
         return {"step_s": 6.0 / (1.5 if of(change, "OMP_WAIT_POLICY") == "passive" else 1.0)}
 
     simulation = simulate(monkeypatch, cost, drift=0.02)
-    plan = Plan(60, "time_to_accuracy", most=12, only=("OMP_PROC_BIND", "OMP_WAIT_POLICY"))
+    plan = TuningRequest(60, "time_to_accuracy", most=12, only=("OMP_PROC_BIND", "OMP_WAIT_POLICY"))
     found = tuning(tmp_path, plan, takes_turns=False, trains=True, name="time_to_accuracy")
     tuned = found.run()
     assert tuned is not None, found.course["decision"]
@@ -196,8 +196,8 @@ def test_models_say_what_comes_first_and_what_is_left_out(tmp_path: Path, monkey
         monkeypatch,
         lambda change: {"step_s": 0.11, "layers": {"planted": 1}},
     )
-    layers = StepLayers({"Conv": 0.7, "Relu": 0.2}, [Work(2e8, 1e6, 0.1)])
-    plan = Plan(600, most=12, read_layers=lambda record: layers if record["layers"] else StepLayers(),
+    layers = StepLayers({"Conv": 0.7, "Relu": 0.2}, [TimedWork(2e8, 1e6, 0.1)])
+    plan = TuningRequest(600, most=12, read_layers=lambda record: layers if record["layers"] else StepLayers(),
                 ceilings=roofs(), only=("mode", "threads", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"))  # fmt: skip
     found = tuning(tmp_path, plan, takes_layers=True)
     found.run()
@@ -212,7 +212,7 @@ def test_models_say_what_comes_first_and_what_is_left_out(tmp_path: Path, monkey
 
 def test_as_many_threads_as_cores_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("d5suite.tuning.profiles.allowed_cpus", lambda: list(range(8)))
-    space = tuning(tmp_path, Plan(60), threads=8).space
+    space = tuning(tmp_path, TuningRequest(60), threads=8).space
     assert [space.differences(each) for each in by_cores(space, 4)] == [{"threads": "4"}, {"threads": "2"}]
     assert by_cores(space, 3) == [space.changed(space.default, threads="1")]
 

@@ -204,7 +204,7 @@ with atomic_path(PendingFile(Path(sys.argv[1])).temporary):
 LIAR = """#!{python}
 import sys
 from d5suite.worker import turns
-turns.Channel.run = lambda self, how: None
+turns.TurnChannel.run = lambda self, how: None
 from d5suite.worker.__main__ import main
 sys.exit(main(sys.argv[3:]))
 """

@@ -7,7 +7,7 @@ import pytest
 
 from d5suite.distributed.communicators.threads import run
 from d5suite.levels.distributed import Communicator
-from d5suite.workflows.group import Group
+from d5suite.workflows.group import Subcommunicator
 from d5suite.workflows.heat import RATIO, Stencil, waves
 
 MODES = [(1, 1, 1.0), (2, 1, 0.5)]
@@ -30,7 +30,7 @@ def test_the_error_is_of_second_order() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_find_what_one_process_finds(ranks: int) -> None:
     def work(of: Communicator) -> np.ndarray:
-        stencil = Stencil(12, Group(of, list(range(ranks)), 0))
+        stencil = Stencil(12, Subcommunicator(of, list(range(ranks)), 0))
         stencil.set(MODES)
         stencil.advance(7)
         return stencil.field.copy()

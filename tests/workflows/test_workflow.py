@@ -11,7 +11,7 @@ import pytest
 from d5suite.errors import ConfigurationError
 from d5suite.job import placed
 from d5suite.workflows.account import bottleneck
-from d5suite.workflows.base import Checkpoints
+from d5suite.workflows.base import WorkflowCheckpoints
 from d5suite.workloads.workflow import WorkflowWorkload
 from tests.workflows.pair import case, measured, on_threads
 
@@ -151,7 +151,7 @@ def test_times_of_single_messages_are_those_that_simai_bench_reports(tmp_path: P
 def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="a checkpoint cannot be written: "):
-        Checkpoints(tmp_path / "file", 1, 0).save(1, {"total": np.zeros(1)})
+        WorkflowCheckpoints(tmp_path / "file", 1, 0).save(1, {"total": np.zeros(1)})
 
 
 def test_checkpoints_of_another_workflow_are_refused(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_checkpoints_of_another_workflow_are_refused(tmp_path: Path) -> None:
 
         return on_threads(case(checkpoint_every=3, steps=steps), work, tmp_path)
 
-    kept = Checkpoints(tmp_path / "job.checkpoints", 3, 0)
+    kept = WorkflowCheckpoints(tmp_path / "job.checkpoints", 3, 0)
     failing(8, continues=False)
     assert not kept.folder.exists()  # what has succeeded is not continued
     kept.folder.mkdir()

@@ -15,7 +15,7 @@ SCORES = Operation("Attention", dict.fromkeys("QKV", (1, 8, 200_000, 64)))
 
 
 def test_what_lies_between_inputs_and_outputs_must_fit_into_memory() -> None:
-    with pytest.raises(JobError, match=r"Q\[1, 8, 200000, 64\].* for what lies between them\), and .* are free"):
+    with pytest.raises(JobError, match=r"Q\[1, 8, 200000, 64\].* for intermediate values\), and .* are free"):
         require_memory(SCORES)
 
 

@@ -1,4 +1,4 @@
-"""Any d5suite operator or executor as deep500's, for deep500's tests, metrics and optimizers.
+"""Any d5suite operator or executor as a deep500 one, for its tests, metrics and optimizers.
 
 ::
 
@@ -15,8 +15,8 @@
     deep500.test_executor_inference(bridged, {"image": images}, expected, metrics=metrics)
 
 Import deep500 from here, as a plain import fails. Pass metrics to its tests: the default ones are
-shared between calls and accumulate. Its gradient test uses float64 steps on every input: give it
-float64 operations with fixed integer inputs. Imports deep500 (through `repairs`), NumPy,
+shared between calls and accumulate. Its gradient test takes float64 steps in every input: give it
+float64 operations whose integer inputs are fixed. Imports deep500 (through `repairs`), NumPy,
 `d5suite.errors`, `d5suite.levels` and `d5suite.network`.
 """
 
@@ -37,11 +37,11 @@ __all__ = ["BridgedExecutor", "BridgedNetwork", "BridgedOperator", "deep500"]
 
 
 class BridgedOperator(deep500.CustomPythonOp):
-    """A d5suite operator as deep500's custom operator: NumPy arrays in and out.
+    """A d5suite operator as a deep500 custom operator, with NumPy arrays in and out.
 
-    Its inputs are the node's that are neither omitted nor fixed, its outputs the wanted ones. Every
-    call copies arrays to the device and back, and the backward pass starts with a forward pass:
-    times that deep500 measures include both.
+    Its inputs are the node's inputs that are neither omitted nor fixed, its outputs the node's
+    wanted outputs. Every call copies arrays to the device and back, and the backward pass starts
+    with a forward pass: times that deep500 measures include both.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class BridgedOperator(deep500.CustomPythonOp):
     def backward(
         self, grads: Sequence[np.ndarray], fwd_inputs: Sequence[np.ndarray], fwd_outputs: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """Return the inputs' gradients by the first output, then by the next, and so on.
+        """Return the gradients of the first output for all inputs, then of the next, and so on.
 
         deep500's gradient test reads them in this order.
 
@@ -138,7 +138,7 @@ class BridgedNetwork(deep500.Network):
         return executor.fetch(executor.forward(executor.feed({name: inputs[name] for name in executor.network.inputs})))
 
     def differentiate(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the loss and, as ``<parameter>_grad``, its gradients; running statistics move."""
+        """Return the loss and, as ``<parameter>_grad``, its gradients; update the statistics."""
         executor = self.executor
         network = executor.network
         label, loss = network.require_loss()
@@ -153,7 +153,7 @@ class BridgedNetwork(deep500.Network):
         return list(self.executor.network.parameters)
 
     def gradient(self, y: str = "loss") -> list[tuple[str, str]]:
-        """Return pairs of names, parameter and gradient, for any name of the loss."""
+        """Return pairs of names, (parameter, gradient), whatever name ``y`` gives the loss."""
         if not self._gradients:
             raise NetworkError("nothing has been differentiated yet", where=self.executor.network.name)
         return [(name, f"{name}_grad") for name in self.executor.network.parameters]
@@ -171,7 +171,7 @@ class BridgedNetwork(deep500.Network):
         return [known[name] for name in names]
 
     def fetch_tensor(self, name: str) -> np.ndarray:
-        """Return one tensor of `fetch_tensors`."""
+        """Return one tensor, as `fetch_tensors` does."""
         return self.fetch_tensors([name])[0]
 
     def feed_tensor(

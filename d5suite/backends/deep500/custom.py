@@ -1,4 +1,4 @@
-"""Custom operators as deep500's custom Python operators.
+"""Custom operators as custom Python operators of deep500.
 
 deep500's own C++ operators corrupt memory, so ctypes calls a C++ source without glue. Imports
 deep500 (through `repairs`), NumPy, `d5suite.custom` and `d5suite.errors`.
@@ -21,20 +21,20 @@ from d5suite.errors import NetworkError
 _CODES = {
     "float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11,
 }  # fmt: skip
-"""Type to its number in ``enum d5_dtype``."""
+"""The number of each type in ``enum d5_dtype``."""
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Any]:
-    """Return a factory, as in `operators.OPERATORS`, for a custom operator.
+    """Return a factory, like those of `operators.OPERATORS`, for a custom operator.
 
     Raises
     ------
     CompileError
-        If its source does not compile.
+        If the operator's source does not compile.
     ConfigurationError
-        If its source and its description disagree on the outputs' shapes.
+        If the source and the operator's description disagree on the outputs' shapes.
     NetworkError
-        If an output is not wanted.
+        If not all outputs of the operator are wanted.
     """
 
     def build(node: Any, context: Any) -> Any:
@@ -51,7 +51,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Any]:
 
 
 class _Operator(deep500.CustomPythonOp):
-    """Base of both kinds of custom operators: the backward pass's arguments."""
+    """Base of both kinds of custom operators; prepares the arguments of the backward pass."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Operator(deep500.CustomPythonOp):
 
 
 class _PythonOperator(_Operator):
-    """Two functions of NumPy arrays."""
+    """A custom operator whose passes are Python functions of NumPy arrays."""
 
     def forward(self, *inputs: np.ndarray) -> Any:
         """Return the output, or a list of several."""
@@ -104,7 +104,7 @@ class _PythonOperator(_Operator):
 
 
 class _SourceOperator(_Operator):
-    """The C functions of a compiled source."""
+    """A custom operator whose passes are the C functions of a compiled source."""
 
     def __init__(self, *descriptors: list[Any], library: Path, **settings: Any) -> None:
         super().__init__(*descriptors, **settings)

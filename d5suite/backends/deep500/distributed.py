@@ -17,7 +17,7 @@ from d5suite.levels.network import Native
 
 
 class Replica(distributed.Replica):
-    """The arrays are deep500's own, except of gradients that share one."""
+    """A replica whose buffers are deep500's own arrays; gradients that share memory are copied."""
 
     trainer: Trainer
     shares_memory = True
@@ -25,7 +25,7 @@ class Replica(distributed.Replica):
     def gradients_across(
         self, feed: Native, means: Callable[[Sequence[str]], Mapping[str, np.ndarray]]
     ) -> tuple[Native, Buffers]:
-        """Update each node's parameters before the node runs."""
+        """Update each node's parameters before the node runs, if the trainer can update parts."""
         trainer = self.trainer
         if not trainer.updates_parts:
             return super().gradients_across(feed, means)
@@ -37,8 +37,7 @@ class Replica(distributed.Replica):
         finally:
             network.before_node = None
         before(self.names)
-        _, loss = trainer.executor.network.require_loss()
-        return {loss: answer[loss]}, self.buffers({name: answer[name] for name in self.names})
+        return self.parted(answer)
 
     def buffers(self, values: Native) -> Buffers:
         return owned(values)

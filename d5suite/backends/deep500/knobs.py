@@ -1,4 +1,4 @@
-"""What can be tuned of deep500's reference, as data: NumPy's and its matrix products' variables.
+"""The tuning knobs of deep500's reference, as data: variables of NumPy and of its OpenBLAS.
 
 Imports `d5suite.levels`.
 """
@@ -12,4 +12,4 @@ KNOBS = (
     variable_knob("NUMPY_MADVISE_HUGEPAGE", ("0", "1"), _NUMPY, bound=("memory",)),
     variable_knob("OPENBLAS_CORETYPE", ("Haswell", "SkylakeX", "Zen"), _OPENBLAS, layers=("Conv", "Gemm", "MatMul")),
 )
-"""The mode ``reference`` is not among them: it is there to be read."""
+"""The mode is not a knob: mode ``reference`` exists to be read, not to be fast."""

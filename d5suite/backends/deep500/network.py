@@ -31,12 +31,12 @@ class Executor(level.Executor):
     inference : ReferenceGraphExecutor
         The graph of the output.
     training : ReferenceGraphExecutor or None
-        The graph of the loss. If there is one, its tensors are the current ones.
+        The graph of the loss; None if the network has no loss. If there is one, it holds the
+        current parameters and running statistics.
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
-        self._dtype = np.float64 if precision == "fp64" else np.float32
         _check_names(network)
         start = {
             name: np.array(value, self._type_of(value.dtype), order="C") for name, value in network.initializers.items()
@@ -47,25 +47,25 @@ class Executor(level.Executor):
         self._stale = False
 
     def _type_of(self, dtype: np.dtype) -> Any:
-        return self._dtype if is_floating(dtype) else dtype
+        return self.array_type if is_floating(dtype) else dtype
 
     def _graph(self, wanted: Sequence[str], start: Arrays, *, training: bool) -> Any:
-        """Return deep500's executor for the nodes that some tensors need, with initial values."""
+        """Return deep500's executor of the nodes that compute ``wanted``, with initial values."""
         network = self.network
         graph_executor = ReferenceGraphExecutor(None, deep500.CPUDevice(), events=[], use_python_ops=True)
         target = graph_executor.network
-        for name, value in start.items():  # graphs share these arrays, which they only replace
+        for name, value in start.items():  # graphs share these arrays: they never write to one, but replace it
             target.feed_tensor(name, value, is_param=name in network.parameters)
         vectorised = self.mode == "vectorised"
         context = Context.of_network(
-            network, training=training, activations=self.precision, dtype=self._dtype, vectorised=vectorised
+            network, training=training, activations=self.precision, dtype=self.array_type, vectorised=vectorised
         )
         producers: dict[str, str] = {}
         for step in schedule(network, wanted, training=training):
             node, inputs, outputs = step.node, operands(step.node), list(step.node.outputs)
             operator = OPERATORS[node.op_type](node, context)
             if training and node.op_type == "BatchNormalization":
-                outputs += node.inputs[3:5]  # running statistics move in place
+                outputs += node.inputs[3:5]  # running statistics are updated
             record = deep500.ops.OnnxNode(inputs, outputs, node.name, node.op_type, "", {}, None)
             if training and outputs[0] in wanted:
                 target.losses[outputs[0]] = (operator, record, node.name)
@@ -87,7 +87,7 @@ class Executor(level.Executor):
         }
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
-        return {name: np.array(value, self._dtype, order="C") for name, value in values.items()}
+        return {name: np.array(value, self.array_type, order="C") for name, value in values.items()}
 
     def parameters(self) -> dict[str, np.ndarray]:
         names = (*self.network.parameters, *self.network.statistics)
@@ -96,7 +96,7 @@ class Executor(level.Executor):
     def load_parameters(self, values: Arrays) -> None:
         self.check_parameters(values)
         for name, value in values.items():
-            self._tensors.feed_tensor(name, np.array(value, self._dtype, order="C"))
+            self._tensors.feed_tensor(name, np.array(value, self.array_type, order="C"))
         self._stale = True
 
     def random_state(self) -> dict[str, np.ndarray]:
@@ -148,7 +148,7 @@ class Executor(level.Executor):
 
 
 def _check_names(network: Network) -> None:
-    """Raise `NetworkError` for ambiguous tensor names, or statistics that cannot move."""
+    """Raise `NetworkError` for ambiguous tensor names, or statistics that cannot be updated."""
     check_statistics(network)
     moved = [node.inputs[4] for node in network.nodes if node.op_type == "BatchNormalization"]
     if len(set(moved)) < len(moved):

@@ -19,8 +19,8 @@ from d5suite.levels.training import Trainer
 _METHOD = "a clock around each node's Python operator: wall time, BLAS threads included"
 
 _GRAPH = "deep500's graph"
-"""Key in `Profile.other`: a pass's time between operators. It looks up tensors, adds gradients up
-and stores them."""
+"""Key in `Profile.other`: a pass's time between operators, when the graph looks up tensors, and
+adds up and stores gradients."""
 
 _Times = dict[tuple[str, str], list[float]]
 """Durations by node and direction."""
@@ -89,7 +89,7 @@ def _operators_timed(network: Any, times: _Times) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _passes_timed(graph: Any, call: str, passes: list[float]) -> Iterator[None]:
-    """Time a graph's passes: the rest of a training step is the optimizer's."""
+    """Time a graph's passes; the rest of a training step belongs to the optimizer."""
     own = getattr(graph, call)
 
     def timed(*arguments: Any) -> Any:

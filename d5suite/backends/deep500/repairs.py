@@ -78,15 +78,15 @@ _Pass = tuple[Any, Any, list[Any], list[Any]]
 
 
 def _forward(network: Any) -> list[_Pass]:
-    """Run the nodes in order.
+    """Run the nodes in order, and return each node's call.
 
     The original stored several outputs, as BatchNormalization has in training, as a list under the
-    first one's name, and passed that list to the next operator. C++ operators are refused, as they
-    corrupt memory.
+    first output's name, and passed that list to the next operator. C++ operators are refused, as
+    they corrupt memory.
     """
     passes = []
     nodes = network.graph.nodes
-    before = getattr(network, "before_node", None)  # a caller's, who changes variables while nodes run
+    before = getattr(network, "before_node", None)  # a caller's function, which changes variables between nodes
     for name in network.nodes_sorted_fwd:
         operator, node = nodes[name]["custom_op"], nodes[name]["operator"]
         if not isinstance(operator, deep500.CustomPythonOp):
@@ -131,7 +131,7 @@ def _inference_and_backprop(self: Any, input_dict: Mapping[str, np.ndarray], y: 
         if gradients.keys().isdisjoint(node.output):
             continue  # the loss does not depend on it
         above = [gradients.get(name, 0) for name in node.output]
-        above += [0] * (operator.num_outputs - len(above))  # of outputs that nobody reads
+        above += [0] * (operator.num_outputs - len(above))  # for outputs that no node reads
         for name, value, gradient in zip(node.input, inputs, operator.backward(above, inputs, outputs), strict=True):
             if value.dtype.kind == "f":
                 total = gradients[name] + gradient if name in gradients else gradient
@@ -141,7 +141,7 @@ def _inference_and_backprop(self: Any, input_dict: Mapping[str, np.ndarray], y: 
     self.gradients = gradients
     self.variables.update((f"{name}_grad", gradient) for name, gradient in gradients.items())
     pairs = [(name, f"{name}_grad") for name in self.get_params()]
-    self.grad_names = {y: pairs, "loss": pairs}  # optimizers ask for "loss" by that name
+    self.grad_names = {y: pairs, "loss": pairs}  # optimizers ask for "loss", whatever its name
     return {y: loss}
 
 
@@ -161,7 +161,7 @@ def _network() -> None:
 def _adam() -> None:
     """Repair Adam.
 
-    Its second moment decayed with beta1, and its step count stayed 0, a division by zero.
+    Its second moment decayed with beta1, and its step count stayed 0, so that it divided by zero.
     """
 
     def update_rule(self: Any, grad: np.ndarray, old_param: np.ndarray, param_name: str) -> np.ndarray:

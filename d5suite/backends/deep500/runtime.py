@@ -20,7 +20,7 @@ def configure(*, threads: int, seed: int, device: str) -> None:
     ----------
     threads : int
         Threads of NumPy's linear algebra; only matrix products use them. NumPy reads their number
-        from the environment on import, which the worker sets; threadpoolctl, if installed, sets it
+        on import, from the environment that the worker sets; threadpoolctl, if installed, sets it
         again.
     seed : int
         Seed of Dropout's generator.
@@ -44,7 +44,7 @@ def versions() -> dict[str, str]:
 
 
 def device_problem(device: str) -> str | None:
-    """Return why a device cannot be used, or None."""
+    """Return why a device cannot be used; None if it can."""
     return None if device == "cpu" else "deep500's reference operators run on the CPU only"
 
 

@@ -16,7 +16,6 @@ from d5suite.backends.deep500.network import Executor
 from d5suite.backends.deep500.repairs import deep500, optimizers
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import LEARNING_RATE, STEPS
 from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
@@ -26,14 +25,14 @@ _SLOTS: Mapping[str, Mapping[str, str]] = {
     "adam": {"moment": "first_momentum", "square": "second_momentum"},
     "adamw": {"moment": "first_momentum", "square": "second_momentum"},
 }
-"""By optimizer: deep500's names of its state arrays."""
+"""deep500's names of an optimizer's state arrays, by optimizer and neutral slot."""
 
 
 class PreparedGradients(deep500.GraphExecutor):
     """A training graph's executor that accumulates, clips and decays for deep500's optimizers.
 
-    It takes a sequence of batches, and stores averaged, clipped and decayed gradients where
-    optimizers read them.
+    It takes a sequence of batches, and stores the averaged, clipped and decayed gradients where
+    deep500's optimizers read them.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ class PreparedGradients(deep500.GraphExecutor):
         return answer
 
     def inference_and_backprop(self, input: Sequence[Mapping[str, np.ndarray]], y: str = "loss") -> Any:
-        """Return the mean loss. Without a batch, only prepare the gradients that are stored."""
+        """Return the mean loss. Without a batch, only prepare the stored gradients."""
         network, settings = self.network, self._settings
         answer: Any = self._executor.inference_and_backprop(input[0], y) if input else {y: None}
         if len(input) <= 1 and not (settings.clip_value or settings.clip_norm or self._decay):
@@ -80,7 +79,7 @@ class PreparedGradients(deep500.GraphExecutor):
 
 
 class NesterovOptimizer(optimizers.MomentumOptimizer):
-    """deep500's momentum with Nesterov's step, which deep500 lacks."""
+    """deep500's momentum optimizer with a Nesterov step; deep500 has no Nesterov optimizer."""
 
     def update_rule(self, grad: np.ndarray, old_param: np.ndarray, param_name: str) -> np.ndarray:
         """Return a parameter's new value."""
@@ -130,7 +129,7 @@ class AdamOptimizer(optimizers.AdamOptimizer):
 
 
 def _native(executor: Any, loss: str, settings: Optimizer) -> Any:
-    """Return deep500's optimizer with the neutral formula, for prepared gradients."""
+    """Return an optimizer of deep500's kind with the neutral formula, for prepared gradients."""
     rate = settings.learning_rate
     if isinstance(settings, SGD):
         if not settings.momentum:
@@ -146,7 +145,7 @@ def _native(executor: Any, loss: str, settings: Optimizer) -> Any:
 
 
 class Trainer(training.Trainer):
-    """deep500's optimizers or, if it lacks the formula, ours in its form."""
+    """A trainer with deep500's optimizers or, where these differ, classes derived from them."""
 
     executor: Executor
 
@@ -154,11 +153,10 @@ class Trainer(training.Trainer):
         super().__init__(executor, optimizer)
         self._label, self._loss = executor.network.require_loss()
         self._optimizer = _native(PreparedGradients(executor.training, optimizer), self._loss, optimizer)
-        self._steps = 0
-        for values in self._slots().values():
+        for slot in optimizer.slots:
             for name, parameter in executor.parameters().items():
                 if name in executor.network.parameters:
-                    values[name] = np.full_like(parameter, optimizer.initial)
+                    self._held(slot)[name] = np.full_like(parameter, optimizer.initial)
 
     @np.errstate(all="ignore")
     def step(self, feed: Native, *more: Native) -> Native:
@@ -168,24 +166,17 @@ class Trainer(training.Trainer):
         self._steps += 1
         return loss
 
-    @np.errstate(all="ignore")
     def apply(self, gradients: Native) -> None:
-        network = self.executor.trained().network
-        pairs = [(name, f"{name}_grad") for name in self.executor.network.parameters]
-        network.grad_names = {self._loss: pairs, "loss": pairs}
-        for name, source in pairs:
-            network.feed_tensor(source, gradients[name])
-        self._optimizer.step([])
-        self._steps += 1
+        self.apply_part({name: gradients[name] for name in self.executor.network.parameters}, last=True)
 
     @property
     def updates_parts(self) -> bool:
-        """Whether some parameters can be updated without the others: clipping needs all."""
+        """Whether parameters can be updated in parts: clipping by norm needs all gradients."""
         return not self.optimizer.clip_norm
 
     @np.errstate(all="ignore")
     def apply_part(self, gradients: Native, last: bool) -> None:
-        """Update some parameters; with the last ones the update counts."""
+        """Update some parameters; count the update if they are its ``last`` ones."""
         network = self.executor.trained().network
         pairs = [(name, f"{name}_grad") for name in gradients]
         network.grad_names = {self._loss: pairs, "loss": pairs}
@@ -200,19 +191,13 @@ class Trainer(training.Trainer):
     def _change_rate(self, rate: float) -> None:
         self._optimizer.lr = rate
 
-    def state(self) -> dict[str, np.ndarray]:
-        found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
-        for slot, values in self._slots().items():
-            found.update(self.executor.fetch({f"{slot}/{name}": value for name, value in values.items()}))
+    def _load_counts(self, steps: int, scale: float, unscaled: int) -> None:
+        self._steps = self._optimizer.t = steps  # t: Adam's count
+
+    def _held(self, slot: str) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = getattr(self._optimizer, _SLOTS[self.optimizer.name][slot])
         return found
 
-    def load_state(self, values: Arrays) -> None:
-        self.check_state(values)
-        self.set_learning_rate(float(values[LEARNING_RATE]))
-        self._steps = self._optimizer.t = int(values[STEPS])  # t: Adam's count
-        for slot, held in self._slots().items():
-            held.update({name: np.array(values[f"{slot}/{name}"], value.dtype) for name, value in held.items()})
-
-    def _slots(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return deep500's arrays by parameter, for each of `Optimizer.slots`."""
-        return {slot: getattr(self._optimizer, _SLOTS[self.optimizer.name][slot]) for slot in self.optimizer.slots}
+    def _load_slot(self, slot: str, values: Arrays) -> None:
+        held = self._held(slot)
+        held.update({name: np.array(values[name], value.dtype) for name, value in held.items()})

@@ -77,7 +77,7 @@ def bottleneck(x: jax.Array, p: Tree, s: Tree, stride: int, *, precision: Any) -
 
 
 def resnet50(params: Tree, stats: Tree, x: jax.Array, *, precision: Any) -> tuple[jax.Array, Tree]:
-    """(N, H, W, 3) to (N, classes), and the updated running statistics."""
+    """Map (N, H, W, 3) to (N, classes); return the updated running statistics too."""
     new: Tree = {}
     x, new["bn1"] = batch_norm(conv(x, params["conv1"], 2, precision=precision), params["bn1"], stats["bn1"])
     x = lax.reduce_window(

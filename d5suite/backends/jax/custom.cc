@@ -1,15 +1,12 @@
-// A custom operator as two handlers of XLA's foreign function interface. D5_INPUTS and D5_OUTPUTS are its numbers of
-// tensors; D5_CUDA builds it for CUDA, D5_PYTHON for Python functions.
-#include <array>
+// A custom operator as two handlers of XLA's foreign function interface. This file does not depend on the operator,
+// because XLA's headers are slow to compile: the caller of the second handler passes the number of `inputs`. D5_CUDA
+// builds it for CUDA, D5_PYTHON for Python functions.
 #include <cstdint>
 #include <string>
+#include <vector>
 
-#include "d5suite_operator.h"
+#include "d5suite_glue.h"
 #include "xla/ffi/api/ffi.h"
-
-extern "C" const d5_attribute d5_attributes[];
-extern "C" const int32_t d5_attribute_count;
-extern "C" const char d5_operator_name[];
 
 namespace {
 
@@ -36,11 +33,10 @@ d5_tensor Describe(const ffi::AnyBuffer &buffer) {
     return {buffer.untyped_data(), shape.begin(), static_cast<int32_t>(shape.size()), Dtype(buffer.element_type())};
 }
 
-// Describes N consecutive arguments.
-template <size_t N>
-std::array<d5_tensor, N> Arguments(const ffi::RemainingArgs &arguments, size_t first) {
-    std::array<d5_tensor, N> described;
-    for (size_t i = 0; i < N; ++i) described[i] = Describe(*arguments.get<ffi::AnyBuffer>(first + i));
+// Describes `count` consecutive arguments.
+std::vector<d5_tensor> Arguments(const ffi::RemainingArgs &arguments, size_t first, size_t count) {
+    std::vector<d5_tensor> described(count);
+    for (size_t i = 0; i < count; ++i) described[i] = Describe(*arguments.get<ffi::AnyBuffer>(first + i));
     return described;
 }
 
@@ -56,55 +52,40 @@ ffi::Error Mismatch() {
 }
 
 ffi::Error Forward(void *stream, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
-    if (arguments.size() != D5_INPUTS || results.size() != D5_OUTPUTS) return Mismatch();
-    const auto inputs = Arguments<D5_INPUTS>(arguments, 0);
-    std::array<d5_tensor, D5_OUTPUTS> outputs;
-    for (size_t i = 0; i < D5_OUTPUTS; ++i) outputs[i] = Describe(**results.get<ffi::AnyBuffer>(i));
-    d5_call call = {};
-    call.inputs = inputs.data();
+    const auto inputs = Arguments(arguments, 0, arguments.size());
+    std::vector<d5_tensor> outputs(results.size());
+    for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = Describe(**results.get<ffi::AnyBuffer>(i));
+    d5_call call = NewCall(inputs, outputs.size(), stream);
     call.outputs = outputs.data();
-    call.input_count = D5_INPUTS;
-    call.output_count = D5_OUTPUTS;
-    call.attributes = d5_attributes;
-    call.attribute_count = d5_attribute_count;
-    call.stream = stream;
     return Answer(d5_forward(&call));
 }
 
-#ifdef D5_HAS_BACKWARD
 bool IsFloating(int32_t dtype) {
     return dtype == D5_FLOAT32 || dtype == D5_FLOAT64 || dtype == D5_FLOAT16 || dtype == D5_BFLOAT16;
 }
 
 // Maps inputs, outputs and the outputs' gradients to the gradients of the floating-point inputs.
-ffi::Error Backward(void *stream, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
-    if (arguments.size() != D5_INPUTS + 2 * D5_OUTPUTS) return Mismatch();
-    const auto inputs = Arguments<D5_INPUTS>(arguments, 0);
-    const auto outputs = Arguments<D5_OUTPUTS>(arguments, D5_INPUTS);
-    const auto heads = Arguments<D5_OUTPUTS>(arguments, D5_INPUTS + D5_OUTPUTS);
-    std::array<d5_tensor, D5_INPUTS> answers;
+ffi::Error Backward(void *stream, ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t input_count) {
+    const size_t given = arguments.size(), first = static_cast<size_t>(input_count), output_count = (given - first) / 2;
+    if (first > given || first + 2 * output_count != given) return Mismatch();
+    const auto inputs = Arguments(arguments, 0, first);
+    const auto outputs = Arguments(arguments, first, output_count);
+    const auto heads = Arguments(arguments, first + output_count, output_count);
+    std::vector<d5_tensor> answers = inputs;
     size_t count = 0;
-    for (size_t i = 0; i < D5_INPUTS; ++i) {
-        answers[i] = inputs[i];
-        answers[i].data = nullptr;
-        if (!IsFloating(inputs[i].dtype)) continue;
+    for (d5_tensor &answer : answers) {
+        answer.data = nullptr;
+        if (!IsFloating(answer.dtype)) continue;
         if (count == results.size()) return Mismatch();
-        answers[i] = Describe(**results.get<ffi::AnyBuffer>(count++));
+        answer = Describe(**results.get<ffi::AnyBuffer>(count++));
     }
     if (count != results.size()) return Mismatch();
-    d5_call call = {};
-    call.inputs = inputs.data();
+    d5_call call = NewCall(inputs, output_count, stream);
     call.outputs = outputs.data();
     call.output_gradients = heads.data();
     call.input_gradients = answers.data();
-    call.input_count = D5_INPUTS;
-    call.output_count = D5_OUTPUTS;
-    call.attributes = d5_attributes;
-    call.attribute_count = d5_attribute_count;
-    call.stream = stream;
     return Answer(d5_backward(&call));
 }
-#endif
 
 #ifdef D5_CUDA
 auto Bind() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void *>>().RemainingArgs().RemainingRets(); }
@@ -112,19 +93,14 @@ auto Bind() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void *>>().Remaini
 #elif defined(D5_PYTHON)
 // The stream argument carries the address of the function to call.
 auto Bind() { return ffi::Ffi::Bind().Attr<uint64_t>("function").RemainingArgs().RemainingRets(); }
-#define D5_HANDLER(function)                                                                 \
-    [](uint64_t address, ffi::RemainingArgs arguments, ffi::RemainingRets results) {         \
-        return function(reinterpret_cast<void *>(address), arguments, results);              \
-    }
+#define D5_HANDLER(function) \
+    [](uint64_t address, auto... given) { return function(reinterpret_cast<void *>(address), given...); }
 #else
 auto Bind() { return ffi::Ffi::Bind().RemainingArgs().RemainingRets(); }
-#define D5_HANDLER(function) \
-    [](ffi::RemainingArgs arguments, ffi::RemainingRets results) { return function(nullptr, arguments, results); }
+#define D5_HANDLER(function) [](auto... given) { return function(nullptr, given...); }
 #endif
 
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(D5Forward, D5_HANDLER(Forward), Bind());
-#ifdef D5_HAS_BACKWARD
-XLA_FFI_DEFINE_HANDLER_SYMBOL(D5Backward, D5_HANDLER(Backward), Bind());
-#endif
+XLA_FFI_DEFINE_HANDLER_SYMBOL(D5Backward, D5_HANDLER(Backward), Bind().Attr<int64_t>("inputs"));

@@ -1,8 +1,8 @@
 """Custom operators through XLA's foreign function interface (FFI), with their gradients.
 
 `custom.cc` wraps a C++ source in two XLA handlers, forward and backward. For a Python operator the
-source is `python.cc`, which calls back. Imports JAX, NumPy, ONNX's type numbers, `d5suite.custom`
-and `d5suite.errors`.
+source is `python.cc`, which calls the Python functions. Imports JAX, NumPy, ONNX's type numbers,
+`d5suite.custom` and `d5suite.errors`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from onnx import helper
 
-from d5suite.custom import CustomOperator, Glue, compile_library, compile_operator
-from d5suite.custom.build import macros
+from d5suite.custom import DEFINITIONS, CustomOperator, Glue, compile_library, compile_operator
 from d5suite.custom.interface import CCall, require_all_outputs, require_output_shapes
 from d5suite.errors import NetworkError
 
 Function = Callable[..., Any]
 
 _registered: dict[str, tuple[Path, list[Any]]] = {}
-"""Library and, for a Python operator, its callbacks, by XLA target."""
+"""By XLA target: the library and, for a Python operator, its callbacks."""
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(CCall))
 
@@ -39,11 +38,11 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:
     Raises
     ------
     CompileError
-        If its source does not compile.
+        If the operator's source does not compile.
     ConfigurationError
-        If the output shapes of its source differ from those of its meaning.
+        If the source and the operator's description disagree on the outputs' shapes.
     NetworkError
-        If not all its outputs are wanted.
+        If not all outputs of the operator are wanted.
     """
 
     def build(node: Any, context: Any) -> Function:
@@ -68,7 +67,8 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:
 
         def backward(inputs: Any, outputs: Any, heads: Any) -> Any:
             results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs if _is_floating(x)]
-            return jax.ffi.ffi_call(f"{name}_backward", results)(*inputs, *outputs, *heads, **addresses[1])
+            call = jax.ffi.ffi_call(f"{name}_backward", results)
+            return call(*inputs, *outputs, *heads, **addresses[1], inputs=np.int64(len(inputs)))
 
         call = _differentiable(forward, backward) if custom.differentiable else forward
         if len(node.outputs) == 1:
@@ -89,7 +89,7 @@ def _differentiable(forward: Function, backward: Function) -> Function:
     def pull(recorded: Any, gradients: Any) -> tuple[Any, ...]:
         inputs, outputs = recorded
         heads = tuple(
-            g if _is_floating(y) else jnp.zeros(y.shape, y.dtype)  # an integer's is float0, which FFI lacks
+            g if _is_floating(y) else jnp.zeros(y.shape, y.dtype)  # an integer's gradient is float0, which FFI lacks
             for y, g in zip(outputs, gradients, strict=True)
         )
         found = iter(backward(inputs, outputs, heads))
@@ -116,7 +116,7 @@ def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
         source=Path(__file__).with_name("custom.cc"),
         version=f"jax {jax.__version__}, jaxlib {jax.lib.__version__}",
         compile_flags=("-isystem", jax.ffi.include_dir()),
-        definitions=macros(custom, device, **({"D5_PYTHON": "1"} if custom.source is None else {})),
+        definitions=DEFINITIONS[device] + ((("D5_PYTHON", "1"),) if custom.source is None else ()),
     )
     if custom.source is not None:
         return compile_operator(custom, device=device, glue=glue, identifier=name)
@@ -126,7 +126,7 @@ def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
 
 
 def _functions(custom: CustomOperator, shapes: Sequence[Sequence[int]]) -> list[Any]:
-    """Return both passes as C functions; keep a reference as long as they may be called.
+    """Return both passes as C functions, which the caller must keep while they may be called.
 
     JAX's own callbacks convert their arguments to JAX arrays first, which can deadlock: it may need
     the thread that waits for the callback.
@@ -179,7 +179,10 @@ def _is_floating(x: Any) -> bool:
 
 
 def _native_type(custom: CustomOperator, dtype: Any) -> np.dtype:
-    """Return an output's type; raise if JAX would narrow it, as the operator writes all bits."""
+    """Return an output's type; raise `NetworkError` if JAX would store it in fewer bits.
+
+    The operator writes all bits of the type.
+    """
     native: np.dtype = jax.dtypes.canonicalize_dtype(dtype)
     if native != dtype:
         raise NetworkError(f"an output of {dtype} needs JAX's 64-bit types", where=custom.name)

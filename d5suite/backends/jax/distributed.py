@@ -17,7 +17,7 @@ from d5suite.levels.network import Native
 
 
 class Replica(distributed.Replica):
-    """The arrays are copies: JAX's are immutable, and programs that share them may still run."""
+    """A replica whose buffers are copies: JAX's arrays are immutable, and may still be in use."""
 
     trainer: Trainer
 

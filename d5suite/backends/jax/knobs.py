@@ -1,4 +1,4 @@
-"""What can be tuned of JAX, as data. Imports `d5suite.levels`."""
+"""The tuning knobs of JAX, as data. Imports `d5suite.levels`."""
 
 from d5suite.levels.knobs import MODE, TuningKnob, flag_knob, variable_knob
 

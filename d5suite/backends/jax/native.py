@@ -26,9 +26,10 @@ _ALIKE = PartitionSpec()
 class ShardMap(FrameworkScheme):
     """Data parallelism under ``jit``: `jax.shard_map` over a mesh of all processes' devices.
 
-    The batch is divided among ranks, and ``lax.pmean`` averages the gradients. The body sees its
-    own rank's part of the batch, so that BatchNormalization normalises by that alone. Parameters
-    and the optimizer's arrays are the scheme's own copies; the executor gets them in the end.
+    The batch is divided among ranks, and ``lax.pmean`` averages the gradients. The mapped function
+    sees only its own rank's shard, so that BatchNormalization normalises by the shard. The scheme
+    has its own copies of the parameters, the running statistics and the optimizer's arrays;
+    `finish` gives the executor the first two.
     """
 
     def __init__(self, replica: AnyReplica, settings: NativeSettings) -> None:
@@ -45,7 +46,8 @@ class ShardMap(FrameworkScheme):
             self._held = jax.tree.map(
                 lambda own: self._of_all(own.copy(), self._alike), (executor.trained, executor.state, trainer.slots)
             )
-            # Not all alike: each rank's running statistics and loss are its own.
+            # Unchecked, as not all outputs are alike: each rank has its own running statistics and
+            # loss.
             body = jax.shard_map(
                 self._body,
                 mesh=mesh,
@@ -64,7 +66,7 @@ class ShardMap(FrameworkScheme):
         return jax.distributed.shutdown
 
     def _of_all(self, own: jax.Array, sharding: NamedSharding) -> jax.Array:
-        """See this rank's array as its part of one of all ranks; nothing is copied."""
+        """View this rank's array as its shard of a global array, without a copy."""
         parts = jax.process_count() if sharding is self._parted else 1
         shape = (own.shape[0] * parts, *own.shape[1:]) if parts > 1 else own.shape
         return jax.make_array_from_single_device_arrays(shape, sharding, [own])
@@ -94,7 +96,7 @@ class ShardMap(FrameworkScheme):
         return {name: np.array(trained[name].addressable_data(0), order="C") for name in self.replica.names}
 
     def finish(self) -> None:
-        """See `FrameworkScheme.finish`: the scheme keeps its own arrays for further steps."""
+        """See `FrameworkScheme.finish`: the executor gets copies, as steps may donate arrays."""
         executor = self._executor
         with executor.scope():
             executor.trained, executor.state = jax.tree.map(

@@ -19,8 +19,8 @@ from jax import lax
 
 from d5suite.backends.jax import runtime
 from d5suite.backends.jax.operators import OPERATORS, Context
-from d5suite.levels import network as level
 from d5suite.levels.attribution import labels, no_scope
+from d5suite.levels.layouts import LayoutExecutor
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
 from d5suite.network.nodes.layouts import channels_last, weight_layouts
@@ -36,7 +36,7 @@ Scope = Callable[[str], AbstractContextManager[Any]]
 """Returns the scope of a node or of the update, from its name."""
 
 
-class Executor(level.Executor):
+class Executor(LayoutExecutor):
     """A network on JAX.
 
     Attributes
@@ -48,15 +48,14 @@ class Executor(level.Executor):
         Dropout).
     native_device : jax.Device
     scope_of : Scope
-        In which nodes and the update are traced. In mode ``eager`` it does nothing, because it
-        would cost time in every step.
+        Returns the scope in which a node or the update is traced, from its name. In mode ``eager``
+        it does nothing, because it would cost time in every step.
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
         check_statistics(network)
-        self._array = np.float64 if precision == "fp64" else np.float32
-        self._activations = _NARROW.get(precision, np.dtype(self._array))
+        self._activations = _NARROW.get(precision, np.dtype(self.array_type))
         self.native_device = runtime.native_device(device)
         self._layouts = weight_layouts(network)
         self._layouts.update({name: channels_last(len(network.shapes[name])) for name in network.inputs})
@@ -89,7 +88,11 @@ class Executor(level.Executor):
         return runtime.double_precision() if self.precision == "fp64" else nullcontext()
 
     def compiled(self, function: Callable[..., Any], *, donate: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """Return the function as this mode runs it; results may reuse memory of ``donate``."""
+        """Return the function as this mode runs it.
+
+        Except in modes ``eager`` and ``stock``, results may reuse the memory of arguments
+        ``donate``.
+        """
         if self.mode == "eager":
             return function
         jitted: Callable[..., Any] = jax.jit(function, donate_argnums=() if self.mode == "stock" else donate)
@@ -124,12 +127,11 @@ class Executor(level.Executor):
 
     def native(self, name: str, value: np.ndarray) -> jax.Array:
         """Copy a parameter's or statistic's value to the device."""
-        return jax.device_put(self._stored(name, value, self._array), self.native_device)
+        return jax.device_put(self._stored(name, value, self.array_type), self.native_device)
 
     def _stored(self, name: str, value: np.ndarray, dtype: Any) -> np.ndarray:
         """Copy an array into its storage layout; JAX may keep the copy as its own memory."""
-        layout = self._layouts.get(name)
-        return np.array(value.transpose(layout) if layout else value, dtype, order="C")
+        return np.array(self.stored(name, value), dtype, order="C")
 
     def feed(self, arrays: Arrays) -> Native:
         self.check_feed(arrays)
@@ -144,12 +146,7 @@ class Executor(level.Executor):
         return fed
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
-        return {name: self._neutral(name, value) for name, value in values.items()}
-
-    def _neutral(self, name: str, value: jax.Array) -> np.ndarray:
-        array = np.array(value, self._array)
-        layout = self._layouts.get(name)
-        return array.transpose(np.argsort(layout)) if layout else array
+        return {name: self.restored(name, np.array(value, self.array_type)) for name, value in values.items()}
 
     def parameters(self) -> dict[str, np.ndarray]:
         return self.fetch({**self.trained, **self.state[0]})
@@ -192,7 +189,7 @@ class Executor(level.Executor):
         return {name: loss, **gradients}
 
     def issued(self, result: jax.Array, *others: Any) -> None:
-        """Record what `synchronize` waits for; one result of a compiled program stands for all."""
+        """Record results for `synchronize` to wait for; of a compiled program, one is enough."""
         while self._pending and self._pending[0][0].is_ready():
             self._pending.popleft()
         self._pending.append((result, others) if self.mode == "eager" else (result,))
@@ -252,9 +249,9 @@ class _Program:
 
 
 def _constant(value: np.ndarray, activations: np.dtype) -> np.ndarray:
-    """Copy a constant, of floating point in the activations' type.
+    """Copy a constant; cast floating-point values to the activations' type.
 
-    JAX remembers an array's type by its identity: one that both a float32 and a float64 program
-    hold would have 32-bit integers in both.
+    JAX caches the type of an array by the array's identity. If a float32 and a float64 program
+    shared an array of integers, it would have 32 bits in both.
     """
     return value.astype(activations) if value.dtype.kind == "f" else value.copy()

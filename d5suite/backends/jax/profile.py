@@ -34,7 +34,7 @@ _METHOD = (
 def profile(
     executor: Executor, step: Callable[[], None], steps: int, folder: Path, trainer: Trainer | None = None
 ) -> Profile:
-    """Return where the time of some steps went; see `d5suite.levels.profile`."""
+    """Time every node within a step; see `d5suite.levels.profile`."""
     if executor.device != "cpu":
         raise BackendError("layer times of JAX are taken on the CPU only")
     options = jax.profiler.ProfileOptions()

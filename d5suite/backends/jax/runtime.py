@@ -84,14 +84,14 @@ def versions() -> dict[str, str]:
 
 
 def mode_problem(mode: str) -> str | None:
-    """Return how the environment switches off `jax.jit` in the modes that use it, or None."""
+    """Return how the environment switches off `jax.jit` where a mode needs it, else None."""
     if mode != "eager" and jax.config.jax_disable_jit:
         return "JAX_DISABLE_JIT switches jax.jit off"
     return None
 
 
 def device_problem(device: str) -> str | None:
-    """Return why a device cannot be used, or None."""
+    """Return why a device cannot be used; None if it can."""
     try:
         native_device(device)
     except RuntimeError as error:

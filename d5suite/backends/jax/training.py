@@ -17,7 +17,6 @@ from d5suite.backends.jax.network import Executor
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
 from d5suite.levels.profile import OPTIMIZER
-from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS
 from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
@@ -27,7 +26,7 @@ _SLOTS: Mapping[str, Mapping[str, str]] = {
     "adam": {"moment": "mu", "square": "nu"},
     "adamw": {"moment": "mu", "square": "nu"},
 }
-"""Optax's names of an optimizer's arrays, by optimizer and slot."""
+"""Optax's names of an optimizer's state arrays, by optimizer and neutral slot."""
 
 
 def scale_by_root_of_sum(settings: Adagrad) -> optax.GradientTransformation:
@@ -93,7 +92,7 @@ class Scaling(NamedTuple):
 
 
 class Trainer(training.Trainer):
-    """Optax's transformations of the gradients; forward, backward and update are one program.
+    """A trainer with Optax; one program runs the forward and backward passes and the update.
 
     The program donates the memory of parameters, running statistics and the optimizer's arrays,
     except in mode ``stock``. The learning rate is an argument that stays on the device. In a step
@@ -114,7 +113,6 @@ class Trainer(training.Trainer):
         super().__init__(executor, optimizer)
         _, self._loss = executor.network.require_loss()
         self._direction = direction(optimizer)
-        self._steps = 0
         self._scaling = self._placed(LOSS_SCALING.initial, 0, 0) if executor.precision == "fp16" else None
         with executor.scope():
             slots = executor.compiled(self._direction.init)(executor.trained)
@@ -162,7 +160,7 @@ class Trainer(training.Trainer):
         return loss, updated, state, moved, scaling
 
     def move(self, trained: Any, slots: Any, rate: jax.Array, gradients: Any) -> Any:
-        """Return new parameters and optimizer arrays, and a number to wait for."""
+        """Return the updated parameters and optimizer's arrays, and a number to wait for."""
         with self.executor.scope_of(OPTIMIZER):
             directions, moved = self._direction.update(gradients, slots, trained)
             return jax.tree.map(lambda p, v: p - rate * v, trained, directions), moved, rate * 1
@@ -192,36 +190,32 @@ class Trainer(training.Trainer):
 
     def _change_rate(self, rate: float) -> None:
         executor = self.executor
-        dtype = np.float64 if executor.precision == "fp64" else np.float32
         with executor.scope():
-            self.rate = jax.device_put(np.array(rate, dtype), executor.native_device)
+            self.rate = jax.device_put(np.array(rate, executor.array_type), executor.native_device)
 
-    def state(self) -> dict[str, np.ndarray]:
-        found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
+    def _counts(self) -> tuple[int, float, int]:
+        if self._scaling is None:
+            return self._steps, 1.0, 0
+        return int(self._scaling.updates), float(self._scaling.scale), int(self._scaling.kept)
+
+    def _load_counts(self, steps: int, scale: float, unscaled: int) -> None:
+        self._steps = steps
         if self._scaling is not None:
-            found[STEPS] = np.array(self._scaling.updates, np.int64)
-            found[LOSS_SCALE] = np.array(self._scaling.scale, np.float64)
-            found[UNSCALED_STEPS] = np.array(self._scaling.kept, np.int64)
-        for slot in self.optimizer.slots:
-            native = _SLOTS[self.optimizer.name][slot]
-            (arrays,) = (getattr(each, native) for each in self.slots if native in each._fields)
-            found.update({f"{slot}/{name}": array for name, array in self.executor.fetch(arrays).items()})
+            self._scaling = self._placed(scale, unscaled, steps)
+        self._replace("count", jax.device_put(np.array(steps, np.int32), self.executor.native_device))
+
+    def _held(self, slot: str) -> Native:
+        native = _SLOTS[self.optimizer.name][slot]
+        (arrays,) = (getattr(each, native) for each in self.slots if native in each._fields)
+        found: Native = arrays
         return found
 
-    def load_state(self, values: Arrays) -> None:
-        self.check_state(values)
+    def _load_slot(self, slot: str, values: Arrays) -> None:
         executor = self.executor
-        self.set_learning_rate(float(values[LEARNING_RATE]))
-        self._steps = int(values[STEPS])
-        if self._scaling is not None:
-            self._scaling = self._placed(float(values[LOSS_SCALE]), int(values[UNSCALED_STEPS]), self._steps)
         with executor.scope():
-            loaded: dict[str, Any] = {"count": jax.device_put(np.array(self._steps, np.int32), executor.native_device)}
-            for slot in self.optimizer.slots:
-                loaded[_SLOTS[self.optimizer.name][slot]] = {
-                    name: executor.native(name, np.asarray(values[f"{slot}/{name}"])) for name in executor.trained
-                }
-        self.slots = tuple(
-            each._replace(**{native: array for native, array in loaded.items() if native in each._fields})
-            for each in self.slots
-        )
+            arrays = {name: executor.native(name, values[name]) for name in executor.trained}
+        self._replace(_SLOTS[self.optimizer.name][slot], arrays)
+
+    def _replace(self, native: str, value: Any) -> None:
+        """Replace the field of this name in each of Optax's states that has it."""
+        self.slots = tuple(each._replace(**{native: value}) if native in each._fields else each for each in self.slots)

@@ -107,7 +107,7 @@ def resnet50(image_size: int, classes: int, data_format: str, dtype: str) -> Any
 
 
 def variables_by_name(model: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Return variables by torchvision name, each with its order of ONNX's axes."""
+    """Return variables by torchvision name, each with the transposition to ONNX's layout."""
     found: dict[str, tuple[Any, tuple[int, ...]]] = {}
     for layer in model.layers:
         base, *rest = layer.name.split("_")
@@ -125,7 +125,7 @@ def variables_by_name(model: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
 
 @contextlib.contextmanager
 def default_dtype(precision: str) -> Iterator[None]:
-    """Set Keras's global types for a precision while the model is built or run."""
+    """Within the context, set Keras's global types for a precision."""
     floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64" if precision == "fp64" else "float32")
     keras.config.set_dtype_policy(POLICIES[precision])
@@ -192,7 +192,7 @@ def resnet50_training_step(
         for name, (variable, order) in named.items():
             variable.assign(weights[name].transpose(np.argsort(order)))
         model.compile(native_sgd(optimizer), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        model.optimizer.build(model.trainable_variables)  # in fp16, Keras's wrapper that scales the loss
+        model.optimizer.build(model.trainable_variables)  # in fp16, this is Keras's wrapper that scales the loss
         model.make_train_function()
         stored = images if data_format == "channels_first" else images.transpose(0, 2, 3, 1)
         batch = (
@@ -231,7 +231,7 @@ def resnet50_training_step(
 
 
 def steps(model: Any, mode: str) -> tuple[Callable[[Any], Any], Callable[[], None]]:
-    """Return functions that run a step as ``fit`` does and that update the variables."""
+    """Return two functions: run a step as ``fit`` does, and copy its state to the variables."""
     if mode != "jax":
         return lambda batch: model.train_function([batch]), lambda: None
     groups = [

@@ -18,7 +18,10 @@ from d5suite.levels.network import Native
 
 
 class Replica(distributed.Replica):
-    """On PyTorch the arrays are its own memory; TensorFlow's and JAX's cannot be written."""
+    """A replica whose buffers are PyTorch's memory, or copies of TensorFlow's and JAX's tensors.
+
+    Tensors of those two cannot be written. On ``cuda``, PyTorch's are copied to the host.
+    """
 
     trainer: Trainer
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 Call = Callable[..., Any]
-"""Takes the backend's tensors; returns a tensor, or a tuple of tensors and None."""
+"""Takes the backend's tensors; returns a tensor, or a tuple in which unwanted ones are None."""
 
 
 @contextlib.contextmanager
@@ -39,9 +39,9 @@ def _device(mode: str, device: str) -> str:
 
 
 def traced_scope(mode: str) -> Callable[[str], contextlib.AbstractContextManager[Any]] | None:
-    """Return what opens a named scope while a function is traced; None on PyTorch, which does not.
+    """Return the function that opens a named scope during tracing; None on PyTorch.
 
-    A scope names operations and costs nothing when they run.
+    PyTorch does not trace. A scope names operations and costs nothing when they run.
     """
     if mode == "tensorflow":
         import tensorflow as tf
@@ -84,26 +84,50 @@ def _jax_float64() -> Any:
     return enable_x64()
 
 
+def synchronizer(mode: str, device: str) -> Call:
+    """Return a function that waits for given results and, on a GPU, for all work before them.
+
+    Calls run in order. JAX can wait for arrays only.
+    """
+    if mode == "jax":
+        import jax
+
+        wait: Call = jax.block_until_ready
+        return wait
+    if mode == "torch":
+        import torch
+
+        return (lambda _: None) if device == "cpu" else lambda _: torch.cuda.synchronize()
+    import tensorflow as tf
+
+    # On the CPU, TensorFlow's functions return when they are done, unless they are asynchronous.
+    if device == "cpu" and tf.config.experimental.get_synchronous_execution():
+        return lambda _: None
+    return lambda _: tf.test.experimental.sync_devices()
+
+
 class Engine:
     """Runs one operator on its Keras backend, compiled where Keras compiles, and differentiates it.
 
     Parameters
     ----------
     call : callable
-        The pure function from the flat list of the operator's tensors to a tuple of all outputs.
+        The pure function of the operator's tensors; it returns one output, or a tuple of several.
     eager : callable
-        The same function for a backend that runs one operator at a time and does not modify its
-        weights.
+        The same function on the layers' own variables, for PyTorch's forward pass, which Keras does
+        not compile.
     mode, device : str
     exact : bool
         Whether the operator computes in float64.
     compiled : bool
-        Whether Keras would have TensorFlow use XLA.
+        Whether Keras would have TensorFlow compile the operator by XLA.
 
     Attributes
     ----------
     forward : callable
-        `call` or `eager`, as measured.
+        The function to time, made of `call` or `eager`.
+    synchronize : callable
+        Waits for the last call's result, which it is given; see `synchronizer`.
     """
 
     forward: Call
@@ -112,6 +136,7 @@ class Engine:
         self.device, self.exact = device, exact
         self._scope = lambda: scope(mode, device, exact=exact)
         self._call, self._eager, self._compiled = call, eager, compiled
+        self.synchronize = synchronizer(mode, device)
         self._prepare()
 
     def _scoped(self, call: Call) -> Call:
@@ -131,48 +156,65 @@ class Engine:
         """
         raise NotImplementedError
 
-    def synchronize(self, results: Sequence[Any]) -> None:
-        """Wait for the device; ``results`` is the last call's result."""
-        raise NotImplementedError
-
     def extent(self, value: Any) -> tuple[int, int] | None:
         """See `d5suite.levels.operator.Operator.extent`."""
         raise NotImplementedError
 
 
 def _chosen(outputs: Any, heads: Sequence[int]) -> list[Any]:
-    """Return some outputs of a call, which returns a tuple if it has several."""
+    """Return the outputs ``heads`` of a call, which returns a tuple if it has several."""
     return [outputs[index] if isinstance(outputs, tuple) else outputs for index in heads]
 
 
 class _TensorFlow(Engine):
     def _prepare(self) -> None:
+        # The scope is inside: a function is traced again under another device.
+        self.forward = self._traced(self._scoped(self._call))
+
+    def _traced(self, call: Call) -> Call:
         import tensorflow as tf
 
-        # The scope is inside: a function is traced again under another device.
-        self.forward = tf.function(self._scoped(self._call), autograph=False, jit_compile=self._compiled)
+        return tf.function(call, autograph=False, jit_compile=self._compiled)
 
     def backward(self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]) -> Call:
+        """Trace both passes as one graph and cut it where the second reads the first's results.
+
+        A persistent tape would have TensorFlow build what second derivatives need, too.
+        """
         import tensorflow as tf
 
-        by = [inputs[index] for index in sources]
-        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-            tape.watch(by)
-            of = _chosen(self.forward(*inputs), heads)
-        gradient, zero = tape.gradient, tf.UnconnectedGradients.ZERO
-        found = gradient(of, by, [tf.zeros_like(y) for y in of], unconnected_gradients=zero)
-        if any(isinstance(each, tf.IndexedSlices) for each in found):  # the scatter is part of the gradient
-            dense = tf.convert_to_tensor
-            return lambda *gradients: [dense(g) for g in gradient(of, by, gradients, unconnected_gradients=zero)]
-        return lambda *gradients: gradient(of, by, gradients, unconnected_gradients=zero)
+        fed = [tf.convert_to_tensor(value) for value in inputs if tf.is_tensor(value)]  # some are variables
+        first: set[str] = set()
 
-    def synchronize(self, results: Sequence[Any]) -> None:
-        import tensorflow as tf
+        def both(*values: Any) -> Any:
+            rest = iter(values)
+            arguments = [next(rest) if tf.is_tensor(value) else value for value in inputs]
+            of, by = _chosen(self._call(*arguments), heads), [arguments[index] for index in sources]
+            first.update(operation.name for operation in of[0].graph.get_operations())
+            above = [tf.compat.v1.placeholder(y.dtype, y.shape) for y in of]
+            found = tf.gradients(of, by, above, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            return above, [tf.convert_to_tensor(each) for each in found]  # the scatter is part of the gradient
 
-        # On the CPU, TensorFlow's functions return when they are done, unless execution is
-        # asynchronous.
-        if self.device != "cpu" or not tf.config.experimental.get_synchronous_execution():
-            tf.test.experimental.sync_devices()
+        whole = tf.compat.v1.wrap_function(self._scoped(both), [tf.TensorSpec(x.shape, x.dtype) for x in fed])
+        above, found = whole.structured_outputs
+        fixed = {tensor.name for tensor in whole.graph.internal_captures}
+        needed = {tensor.name: tensor for tensor in found}
+        for operation in reversed(whole.graph.get_operations()):
+            if operation.name not in first and any(tensor.name in needed for tensor in operation.outputs):
+                needed.update((tensor.name, tensor) for tensor in operation.inputs)
+        # Constants stay in both halves: kernels read shapes and axes when they are built.
+        read = {
+            name: tensor
+            for name, tensor in needed.items()
+            if tensor.op.name in first and tensor.op.type != "Const" and name not in fixed
+        }
+        values = {tensor.name: value for tensor, value in zip(whole.inputs, fed, strict=False)}
+        made = [tensor for name, tensor in read.items() if name not in values]
+        results = self._traced(whole.prune(whole.inputs, made))(*fed) if made else []
+        values.update(zip((tensor.name for tensor in made), results, strict=True))
+        kept = [values[name] for name in read]
+        replay = self._traced(whole.prune([*read.values(), *above], found))
+        return lambda *gradients: replay(*kept, *gradients)
 
     def extent(self, value: Any) -> tuple[int, int] | None:
         import tensorflow as tf
@@ -202,12 +244,6 @@ class _Torch(Engine):
         of = _chosen(self._scoped(self._call)(*leaves), heads)
         gradient = torch.autograd.grad
         return lambda *gradients: gradient(of, by, gradients, retain_graph=True)
-
-    def synchronize(self, results: Sequence[Any]) -> None:
-        import torch
-
-        if self.device != "cpu":
-            torch.cuda.synchronize()
 
     def extent(self, value: Any) -> tuple[int, int] | None:
         import torch
@@ -244,11 +280,6 @@ class _Jax(Engine):
         replay = self._replay  # the forward pass's residuals are arguments
         run: Call = lambda *gradients: replay(pullback, list(gradients))  # noqa: E731
         return self._scoped(run) if self.exact else run
-
-    def synchronize(self, results: Sequence[Any]) -> None:
-        import jax
-
-        jax.block_until_ready(results)  # calls run in order, and JAX can wait for nothing else
 
     def extent(self, value: Any) -> tuple[int, int] | None:
         import jax

@@ -21,11 +21,11 @@ hvd = importlib.import_module(f"horovod.{keras.backend.backend()}")
 
 
 class Horovod(HorovodScheme):
-    """Keras's gradients, averaged by the chosen backend's part of Horovod.
+    """A scheme that averages Keras's gradients by Horovod's part for the chosen backend.
 
     ``horovod.keras.DistributedOptimizer`` overrides methods that Keras 3 does not call: its ranks
     train alone (docs/findings.md). XLA, which compiles Keras's own step on TensorFlow, cannot
-    compile Horovod's operations, so that this step is a function without it.
+    compile Horovod's operations, so this step is a function compiled without XLA.
     """
 
     hvd = hvd
@@ -56,7 +56,7 @@ class Horovod(HorovodScheme):
     def _average_by_handles(self, gradients: dict[str, Any]) -> dict[str, Any]:
         begun = {}
         for name, each in gradients.items():
-            small, context = self.compression.compress(each.contiguous())  # it takes no others
+            small, context = self.compression.compress(each.contiguous())  # Horovod takes no others
             begun[name] = hvd.allreduce_async_(small, op=hvd.Average, name=name), context
         return {
             name: self.compression.decompress(hvd.synchronize(handle), context)

@@ -1,4 +1,4 @@
-"""What can be tuned of Keras, as data: the framework below it, and that one's knobs.
+"""The tuning knobs of Keras, as data: the framework below Keras, and that framework's knobs.
 
 Imports `d5suite.levels`.
 """

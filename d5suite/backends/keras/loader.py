@@ -2,8 +2,8 @@
 
 The baseline of d5suite's input pipeline; both share only the transform's definition. Like
 ``Model.fit``, it reads batches through Keras's ordered queue, which threads fill ahead. The encoded
-images come from files, or from an HDF5 file through h5py. Imports Keras, NumPy, h5py, Pillow and,
-for transforms and the location of images only, `d5suite.data`.
+images come from files, or from an HDF5 file through h5py. Imports Keras, NumPy, Pillow,
+`d5suite.levels` and, for transforms and the location of images only, `d5suite.data`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-import h5py
 import keras
 import numpy as np
 from keras import ops
@@ -23,6 +21,7 @@ from PIL import Image
 from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform, crop_and_resize
+from d5suite.levels.loader import EncodedImages
 
 Transform = TrainTransform | EvalTransform
 
@@ -94,23 +93,13 @@ class ImageBatches(keras.utils.PyDataset):
         return None
 
 
-def _files(dataset: ImageNet) -> tuple[Open, np.ndarray]:
-    paths = dataset.paths
-    return lambda number: Image.open(paths[number]), dataset.labels
-
-
-def _hdf5(path: Path, split: str, classes: int) -> tuple[Open, np.ndarray]:
-    """Open one file for all threads; h5py serializes their reads."""
-    group = h5py.File(path)[split]
-    labels = group["labels"][...]
-    chosen = labels < classes
-    offsets, lengths = group["offset"][...][chosen], group["length"][...][chosen]
-    content = group["bytes"]
-
-    def open_image(number: int) -> Image.Image:
-        return Image.open(io.BytesIO(content[offsets[number] : offsets[number] + lengths[number]]))
-
-    return open_image, labels[chosen]
+def _encoded(dataset: ImageNet | Store) -> tuple[Open, np.ndarray]:
+    """Return a function that opens an image by its number, and the labels."""
+    if isinstance(dataset, ImageNet):
+        paths = dataset.paths
+        return lambda number: Image.open(paths[number]), dataset.labels
+    images = EncodedImages(dataset.path, dataset.split, len(dataset.label_names))
+    return lambda number: Image.open(io.BytesIO(images.read(number))), images.labels
 
 
 def native_loader(
@@ -137,19 +126,9 @@ def native_loader(
     labels : tensor of Keras's backend
         int32 (batch_size,).
     """
-    open_image, labels = (
-        _files(dataset)
-        if isinstance(dataset, ImageNet)
-        else _hdf5(dataset.path, dataset.split, len(dataset.label_names))
-    )
+    channels_first = keras.backend.backend() == "torch"
     batches = ImageBatches(
-        open_image,
-        labels,
-        transform,
-        batch_size,
-        seed,
-        channels_first=keras.backend.backend() == "torch",
-        workers=workers,
+        *_encoded(dataset), transform, batch_size, seed, channels_first=channels_first, workers=workers
     )
     for images, labels in _read_ahead(batches) if workers else _one_by_one(batches):
         with keras.device("cpu"):

@@ -17,14 +17,14 @@ _TRANSPORTS = {"cpu": "RING", "cuda": "NCCL"}
 
 
 class MultiWorkerMirrored(FrameworkScheme):
-    """Keras's gradients, averaged by ``ReplicaContext.all_reduce`` in the function of the step.
+    """A scheme that averages Keras's gradients by ``ReplicaContext.all_reduce`` in the step.
 
     Keras's ``fit`` and ``train_on_batch`` fail under this strategy (docs/semantics.md). Its
     optimizers add gradients over ranks, but after each rank has clipped and decayed its own.
     """
 
     strategy: ClassVar[Any]
-    """One in a process: TensorFlow's server cannot be started again."""
+    """One per process, as TensorFlow's server cannot be started again."""
 
     replica: Replica
 
@@ -59,7 +59,7 @@ class MultiWorkerMirrored(FrameworkScheme):
 def _mean(gradients: list[Any]) -> list[Any]:
     import tensorflow as tf
 
-    placed = [tf.identity(each) for each in gradients]  # arguments of a function have no device
+    placed = [tf.identity(each) for each in gradients]  # a function's arguments have no device
     return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, placed))
 
 

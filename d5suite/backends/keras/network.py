@@ -17,11 +17,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from d5suite.backends.keras.engine import scope, traced_scope
+from d5suite.backends.keras.engine import scope, synchronizer, traced_scope
 from d5suite.backends.keras.operators import OPERATORS, Calculation, Context, require_backend
 from d5suite.errors import NetworkError
-from d5suite.levels import network as levels
 from d5suite.levels.attribution import labels
+from d5suite.levels.layouts import LayoutExecutor
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
 from d5suite.network.nodes.layouts import identity
@@ -39,23 +39,23 @@ _TRACED_SCOPE: Any = traced_scope(keras.backend.backend())
 
 
 class ScopedModel(keras.Model):
-    """A functional model that runs what each node of the network has become in that node's scope.
+    """A functional model that runs each node's operations in the node's scope.
 
-    An operation's node is its attribute ``d5suite_scope``.
+    An operation's attribute ``d5suite_scope`` is the name of its scope.
 
     Attributes
     ----------
     scoped : callable or None
-        Opens the scope of this name: where Keras's backend traces, while it does; on PyTorch, which
-        does not, while a profile is taken.
+        Opens a scope by name, while the backend traces. On PyTorch, which does not trace, it is
+        None except while a profile is taken.
     """
 
     scoped: ClassVar[Any] = staticmethod(_TRACED_SCOPE)
 
     def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda op: op, **settings: Any) -> Any:
-        """Run the operations, each in its scope; Keras's own method runs them without."""
+        """Run the operations, each in its scope; Keras's own method opens no scopes."""
         scoped = self.scoped
-        if scoped is None or "call_fn" in settings:  # not to run, but to infer shapes
+        if scoped is None or "call_fn" in settings:  # the call infers shapes and runs nothing
             return super()._run_through_graph(inputs, operation_fn, **settings)
 
         def in_scope(operation: Any) -> Any:
@@ -98,7 +98,7 @@ class LossModel(ScopedModel):
         return {"loss": ops.stop_gradient(y_pred)}
 
 
-class Executor(levels.Executor):
+class Executor(LayoutExecutor):
     """A network in Keras; see `d5suite.levels.network.Executor`.
 
     Attributes
@@ -111,12 +111,12 @@ class Executor(levels.Executor):
         super().__init__(network, mode=mode, device=device, precision=precision)
         check_statistics(network)
         require_backend(mode)
-        self._array = np.float64 if precision == "fp64" else np.float32
         self._names = (*network.parameters, *network.statistics)
         with self.scope():
             self._build()
             scale = GRADIENT_SCALE if precision == "fp16" else None
             self._engine: _Engine = _ENGINES[mode](self._inference, self._training, self._trained, scale)
+            self._wait = synchronizer(mode, device)
         self.load_parameters({name: network.initializers[name] for name in self._names})
 
     def _build(self) -> None:
@@ -174,7 +174,7 @@ class Executor(levels.Executor):
         return scope(self.mode, self.device, exact=self.precision == "fp64")
 
     def hold(self, give_back: Callable[[], None] | None) -> None:
-        """Let a trainer hold the variables' values until they are read; None returns them now."""
+        """Let a trainer hold the variables' values until they are read; None gets them back now."""
         self._engine.hold(give_back)
 
     def _input_type(self, name: str) -> str:
@@ -182,29 +182,21 @@ class Executor(levels.Executor):
         dtype = self.network.dtypes[name]
         return _ACTIVATIONS[self.precision] if is_floating(dtype) else "int32" if dtype == np.int64 else str(dtype)
 
-    def stored(self, name: str, array: np.ndarray) -> np.ndarray:
-        layout = self._layouts.get(name)
-        return array.transpose(layout) if layout else array
-
     def feed(self, arrays: Arrays) -> Native:
         self.check_feed(arrays)
         fed = {}
         with self.scope():
             for name, array in arrays.items():
                 wanted = self._input_type(name)
-                dtype = self._array if is_floating(self.network.dtypes[name]) else wanted
+                dtype = self.array_type if is_floating(self.network.dtypes[name]) else wanted
                 value = np.array(self.stored(name, np.asarray(array)), dtype, order="C")
                 fed[name] = ops.convert_to_tensor(value, dtype=wanted)
         return fed
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
         with self.scope():
-            return {name: self._neutral(name, value) for name, value in values.items()}
-
-    def _neutral(self, name: str, value: Any) -> np.ndarray:
-        array = np.array(ops.convert_to_numpy(ops.stop_gradient(value)), self._array)
-        layout = self._layouts.get(name)
-        return array.transpose(np.argsort(layout)) if layout else array
+            arrays = {name: ops.convert_to_numpy(ops.stop_gradient(value)) for name, value in values.items()}
+        return {name: np.array(self.restored(name, array), self.array_type) for name, array in arrays.items()}
 
     def parameters(self) -> dict[str, np.ndarray]:
         self.hold(None)
@@ -215,7 +207,7 @@ class Executor(levels.Executor):
         self.hold(None)
         with self.scope():
             for name, value in values.items():
-                self.variables[name].assign(np.array(self.stored(name, np.asarray(value)), self._array, order="C"))
+                self.variables[name].assign(np.array(self.stored(name, np.asarray(value)), self.array_type, order="C"))
 
     def random_state(self) -> dict[str, np.ndarray]:
         self.hold(None)
@@ -246,7 +238,7 @@ class Executor(levels.Executor):
         return {loss_name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
 
     def traced(self, inputs: list[Any]) -> tuple[Any, list[Any]]:
-        """Return the loss and its gradients within a function of TensorFlow's that calls this."""
+        """Return the loss and its gradients, for a TensorFlow function that traces this call."""
         found: tuple[Any, list[Any]] = self._engine.traced(*inputs)
         return found
 
@@ -255,7 +247,7 @@ class Executor(levels.Executor):
         self._engine.pending["step"] = values
 
     def synchronize(self) -> None:
-        self._engine.synchronize(self.device)
+        self._wait(self._engine.pending)
 
 
 def _input(context: Context, name: str, dtype: str) -> Any:
@@ -321,9 +313,6 @@ class _Engine:
         for name, value in values.items():
             states[name].assign(np.array(value))  # JAX keeps aligned arrays
 
-    def synchronize(self, device: str) -> None:
-        raise NotImplementedError
-
 
 def _times(loss: Any, scale: Any) -> Any:
     return loss if scale is None else loss * scale
@@ -351,8 +340,6 @@ class _TensorFlow(_Engine):
                 tf.function(function, autograph=False, jit_compile=training.jit_compile)
                 for function in (self.traced, scaled_gradients)
             )
-        self._wait = tf.test.experimental.sync_devices
-        self._asynchronous = not tf.config.experimental.get_synchronous_execution()
 
     def traced(self, *inputs: Any) -> tuple[Any, list[Any]]:
         loss, gradients = self._scaled(self.scale, *inputs)
@@ -363,10 +350,6 @@ class _TensorFlow(_Engine):
 
     def forward_backward(self, inputs: list[Any], scale: Any) -> tuple[Any, list[Any]]:
         return self._gradient(*inputs) if scale is None else self._scaled_gradient(scale, *inputs)
-
-    def synchronize(self, device: str) -> None:
-        if device != "cpu" or self._asynchronous:  # else functions return when they are done
-            self._wait()
 
 
 class _Torch(_Engine):
@@ -401,12 +384,6 @@ class _Torch(_Engine):
         load = {"cpu": torch.set_rng_state, "cuda": torch.cuda.set_rng_state}
         for device, value in values.items():
             load[device](torch.tensor(value, device="cpu"))
-
-    def synchronize(self, device: str) -> None:
-        import torch
-
-        if device != "cpu":
-            torch.cuda.synchronize()
 
 
 class _Jax(_Engine):
@@ -464,11 +441,6 @@ class _Jax(_Engine):
             variable.assign(value)
         self.pending["gradient"] = loss, gradients  # not `moved`: a training step may donate it
         return loss, gradients
-
-    def synchronize(self, device: str) -> None:
-        import jax
-
-        jax.block_until_ready(self.pending)
 
 
 _ENGINES = {"tensorflow": _TensorFlow, "torch": _Torch, "jax": _Jax}

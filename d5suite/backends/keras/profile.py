@@ -1,4 +1,4 @@
-"""Layer times in Keras: the profiler of its backend, and the scopes of nodes in what that runs.
+"""Layer times in Keras: its backend's profiler, and the nodes' scopes in the recorded events.
 
 Imports the chosen backend late, `d5suite.errors`, `d5suite.levels` and this adapter's `network`.
 """
@@ -27,7 +27,7 @@ _METHODS = {
 
 
 def profile(executor: Executor, step: Callable[[], None], steps: int, folder: Path, trainer: Trainer | None) -> Profile:
-    """Return where the time of some steps went; see `d5suite.levels.profile`."""
+    """Time every node within a step; see `d5suite.levels.profile`."""
     if executor.device != "cpu":
         raise BackendError("layer times of Keras are taken on the CPU only")
     read = {"tensorflow": _on_tensorflow, "jax": _on_jax, "torch": _on_torch}[executor.mode]
@@ -101,7 +101,7 @@ def _on_torch(executor: Executor, step: Callable[[], None], steps: int, folder: 
     until: dict[int, int] = {}
     for event in sorted(recorded.profiler.kineto_results.events(), key=lambda e: (e.start_ns(), -e.duration_ns())):
         thread, start, end = event.start_thread_id(), event.start_ns(), event.start_ns() + event.duration_ns()
-        if start >= until.get(thread, 0):  # else it is a part of one before
+        if start >= until.get(thread, 0):  # else it is part of an event before it
             until[thread] = end
             backward = event.name().startswith(_EVALUATE) and event.sequence_nr() in made
             intervals.append(Interval(start, end, _BACKWARD + made[event.sequence_nr()] if backward else event.name()))

@@ -102,7 +102,7 @@ def versions() -> dict[str, str]:
 
 
 def mode_problem(mode: str) -> str | None:
-    """Return how the environment switches off JAX's compiler, which Keras uses there, or None."""
+    """Return how the environment switches off `jax.jit` where a mode needs it, else None."""
     if mode != "jax":
         return None
     import jax
@@ -111,7 +111,7 @@ def mode_problem(mode: str) -> str | None:
 
 
 def device_problem(device: str) -> str | None:
-    """Return why this device cannot be used, or None."""
+    """Return why a device cannot be used; None if it can."""
     if device == "cpu":
         return None
     backend = _backend()
@@ -131,7 +131,7 @@ def device_problem(device: str) -> str | None:
 
 
 def _jax_gpu() -> Any:
-    """Return JAX's first CUDA device, or None."""
+    """Return JAX's first CUDA device; None if there is none."""
     import jax
 
     with contextlib.suppress(RuntimeError):

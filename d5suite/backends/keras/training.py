@@ -16,7 +16,6 @@ from keras import ops
 from d5suite.backends.keras.network import Executor
 from d5suite.levels import training as levels
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS
 from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
@@ -26,7 +25,7 @@ _SLOTS: Mapping[str, Mapping[str, str]] = {
     "adam": {"moment": "_momentums", "square": "_velocities"},
     "adamw": {"moment": "_momentums", "square": "_velocities"},
 }
-"""Keras's names of its state variables, by optimizer and neutral slot."""
+"""Keras's names of an optimizer's state variables, by optimizer and neutral slot."""
 
 _VELOCITY_SIGN = {"sgd": -1.0, "rmsprop": 1.0}
 """Keras's velocity is the neutral one times the learning rate and this sign, by optimizer."""
@@ -136,7 +135,7 @@ def _clipped_and_decayed_on_torch(gradients: list[Any], variables: list[Any], se
 
 
 class Trainer(levels.Trainer):
-    """The step that ``Model.fit`` repeats, without its progress bar and callbacks.
+    """A trainer with the step that ``Model.fit`` repeats, without progress bar and callbacks.
 
     ``fit`` would accumulate gradients over steps of one batch that the optimizer counts. Here, a
     step of several batches sums the executor's gradients, and the optimizer is compiled separately.
@@ -154,8 +153,8 @@ class Trainer(levels.Trainer):
         settings = replace(optimizer, **{k: self._number(v) for k, v in numbers.items() if not isinstance(v, bool)})
         with executor.scope():
             self._model = executor.loss_model()
-            # `_inner` holds the slots. In fp16 an optimizer that scales the loss wraps it, by the
-            # rule of `LossScaling`.
+            # `_inner` holds the slots. In fp16, an optimizer that scales the loss by the rule of
+            # `LossScaling` wraps it.
             self._inner = self._optimizer = _optimizer(settings, self._model.trainable_variables)
             if self._scales:
                 self._optimizer = keras.optimizers.LossScaleOptimizer(
@@ -194,10 +193,11 @@ class Trainer(levels.Trainer):
             return {self._loss: self._run(batch)["loss"]}
 
     def stepping(self, change: Callable[[list[Any]], list[Any]]) -> Callable[[Native], Any]:
-        """Return a compiled step on one batch that changes the gradients before they are used.
+        """Return a compiled step on one batch that applies ``change`` to the gradients.
 
-        On TensorFlow only, and not by XLA, which cannot compile collectives. It takes and gives
-        gradients in the order of the network's parameters, and returns the loss. Not in ``fp16``.
+        The step updates with the changed gradients and returns the loss. ``change`` takes and
+        returns gradients in the order of the network's parameters. For TensorFlow only, without
+        XLA, which cannot compile collectives; not for ``fp16``.
         """
         import tensorflow as tf
 
@@ -226,7 +226,7 @@ class Trainer(levels.Trainer):
         return self._model.train_function([batch])
 
     def _run_stateless(self, batch: Any) -> Any:
-        """Step as ``fit`` on JAX: state passes from step to step; variables get it when read."""
+        """Step as ``fit`` on JAX: state passes between steps; variables get it on a read."""
         self.executor.hold(self._taken_back)
         if self._state is None:
             self._state = tuple([variable.value for variable in group] for group in self._variables)
@@ -235,9 +235,7 @@ class Trainer(levels.Trainer):
         return logs
 
     def _take_back(self) -> None:
-        for group, values in zip(self._variables, self._state, strict=True):
-            for variable, value in zip(group, values, strict=True):
-                variable.assign(value)
+        _assign(self._variables, self._state)
         self._state = None
 
     def _run_several(self, feeds: Sequence[Native]) -> Any:
@@ -286,9 +284,7 @@ class Trainer(levels.Trainer):
         def apply(sums: list[Any], count: int) -> Any:
             held = tuple([variable.value for variable in group] for group in groups)
             loss, updated = compiled(held, sums, count)
-            for group, values in zip(groups, updated, strict=True):
-                for variable, value in zip(group, values, strict=True):
-                    variable.assign(value)
+            _assign(groups, updated)
             self.executor.pending((loss, updated))
             return loss
 
@@ -298,47 +294,45 @@ class Trainer(levels.Trainer):
         self.executor.hold(None)
         with self.executor.scope():
             self._optimizer.learning_rate = self._number(rate)
-            for variable in self._slots().get("velocity", ()):
+            for variable in self._slot("velocity").values() if "velocity" in self.optimizer.slots else ():
                 variable.assign(variable.value * (rate / self.learning_rate))
 
-    def state(self) -> dict[str, np.ndarray]:
+    def _counts(self) -> tuple[int, float, int]:
         self.executor.hold(None)
-        steps = int(self._optimizer.iterations)
-        found = {STEPS: np.array(steps), LEARNING_RATE: np.array(self.learning_rate)}
-        if self._scales:
-            found[LOSS_SCALE] = np.array(float(self._optimizer.dynamic_scale.value))
-            found[UNSCALED_STEPS] = np.array(int(self._optimizer.step_counter.value))
-        for slot, variables in self._slots().items():
-            held = {name: variable.value for name, variable in zip(self._trained, variables, strict=True)}
-            for name, value in self.executor.fetch(held).items():
-                # In float64: loading multiplies by the rate again.
-                velocity = slot == "velocity"
-                found[f"{slot}/{name}"] = value.astype(np.float64) / self._velocity_factor() if velocity else value
-        return found
+        optimizer, steps = self._optimizer, int(self._optimizer.iterations)
+        if not self._scales:
+            return steps, 1.0, 0
+        return steps, float(optimizer.dynamic_scale.value), int(optimizer.step_counter.value)
 
-    def load_state(self, values: Arrays) -> None:
-        self.check_state(values)
-        self.set_learning_rate(float(values[LEARNING_RATE]))
+    def _load_counts(self, steps: int, scale: float, unscaled: int) -> None:
         self.executor.hold(None)
         with self.executor.scope():
-            self._optimizer.iterations.assign(int(values[STEPS]))
+            self._optimizer.iterations.assign(steps)
             if self._scales:
-                self._optimizer.dynamic_scale.assign(float(values[LOSS_SCALE]))
-                self._optimizer.step_counter.assign(int(values[UNSCALED_STEPS]))
-            for slot, variables in self._slots().items():
-                for name, variable in zip(self._trained, variables, strict=True):
-                    value = np.asarray(values[f"{slot}/{name}"], np.float64)
-                    if slot == "velocity":
-                        value = value * self._velocity_factor()
-                    variable.assign(np.array(self.executor.stored(name, value), variable.dtype, order="C"))
+                self._optimizer.dynamic_scale.assign(scale)
+                self._optimizer.step_counter.assign(unscaled)
 
-    def _velocity_factor(self) -> float:
-        return _VELOCITY_SIGN[self.optimizer.name] * self.learning_rate
+    def _factor(self, slot: str) -> float:
+        return _VELOCITY_SIGN[self.optimizer.name] * self.learning_rate if slot == "velocity" else 1.0
 
-    def _slots(self) -> dict[str, list[Any]]:
-        """Return Keras's variables by neutral slot, in the order of the trained variables."""
-        names = _SLOTS[self.optimizer.name]
-        return {slot: getattr(self._inner, names[slot]) for slot in self.optimizer.slots}
+    def _held(self, slot: str) -> Native:
+        return {name: variable.value for name, variable in self._slot(slot).items()}
+
+    def _load_slot(self, slot: str, values: Arrays) -> None:
+        with self.executor.scope():
+            for name, variable in self._slot(slot).items():
+                variable.assign(np.array(self.executor.stored(name, values[name]), variable.dtype, order="C"))
+
+    def _slot(self, slot: str) -> dict[str, Any]:
+        """Return Keras's variables of a neutral slot."""
+        return dict(zip(self._trained, getattr(self._inner, _SLOTS[self.optimizer.name][slot]), strict=True))
+
+
+def _assign(groups: Sequence[Sequence[Any]], values: Sequence[Sequence[Any]]) -> None:
+    """Give groups of variables new values."""
+    for variables, those in zip(groups, values, strict=True):
+        for variable, value in zip(variables, those, strict=True):
+            variable.assign(value)
 
 
 def _means(sums: list[Any], count: int) -> list[Any]:

@@ -44,7 +44,7 @@ def _padded(node: Node, context: NodeContext) -> str:
 
 
 def _unpooling(node: Node, context: NodeContext) -> str:
-    """MXNet's scatter adds equal indices, which windows that overlap may hold."""
+    """Return why overlapping windows fail: MXNet's scatter adds the values of equal indices."""
     kernel = node.attributes.get("kernel_shape") or ()
     strides = node.attributes.get("strides") or [1] * len(kernel)
     overlapping = node.op_type == "MaxUnpool" and any(s < k for s, k in zip(strides, kernel, strict=True))

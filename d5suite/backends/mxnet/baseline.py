@@ -73,7 +73,7 @@ class Bottleneck(mx.gluon.HybridBlock):
                 self.downsample.add(conv(channels * 4, 1, strides), batch_norm())
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        """(N, C, H, W) to (N, 4 channels, H / strides, W / strides)."""
+        """Map (N, C, H, W) to (N, 4 channels, H / strides, W / strides)."""
         shortcut = x if self.downsample is None else self.downsample(x)
         return F.Activation(self.body(x) + shortcut, act_type="relu")
 
@@ -104,7 +104,7 @@ class ResNet50(mx.gluon.HybridBlock):
             self.criterion = mx.gluon.loss.SoftmaxCrossEntropyLoss()
 
     def hybrid_forward(self, F: Any, x: Any, labels: Any) -> Any:
-        """(N, 3, H, W) and (N,) to the mean loss."""
+        """Map images (N, 3, H, W) and labels (N,) to the mean loss."""
         return F.mean(self.criterion(self.output(self.features(x)), labels))
 
     def named(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class ResNet50(mx.gluon.HybridBlock):
 
 
 class KernelSGD(mx.optimizer.SGD):
-    """MXNet's SGD with a kernel for each array, which is faster than its own for four arrays."""
+    """MXNet's SGD with a kernel for each array, faster than MXNet's kernel for four arrays."""
 
     def __init__(self, **settings: float) -> None:
         super().__init__(**settings)

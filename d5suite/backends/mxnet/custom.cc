@@ -10,14 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "d5suite_operator.h"
-
-// Null if the source has none. Hidden, so that it never resolves to another library's symbol.
-extern "C" int d5_backward(const d5_call *) __attribute__((weak, visibility("hidden")));
-
-extern "C" const char d5_operator_name[];
-extern "C" const d5_attribute d5_attributes[];
-extern "C" const int32_t d5_attribute_count;
+#include "d5suite_glue.h"
 
 namespace {
 
@@ -63,16 +56,6 @@ std::vector<d5_tensor> Describe(Tensors::const_iterator first, const int *ranks,
     return described;
 }
 
-d5_call Call(const std::vector<d5_tensor> &inputs, size_t outputs) {
-    d5_call call = {};
-    call.inputs = inputs.data();
-    call.input_count = static_cast<int32_t>(inputs.size());
-    call.output_count = static_cast<int32_t>(outputs);
-    call.attributes = d5_attributes;
-    call.attribute_count = d5_attribute_count;
-    return call;
-}
-
 MXReturnValue Count(const Attributes &attributes, int *inputs, int *outputs) {
     const std::vector<int> count = Numbers(attributes, "inputs");
     *inputs = count.empty() ? 0 : count[0];
@@ -95,7 +78,7 @@ MXReturnValue InferShape(const Attributes &attributes, Shapes *inputs, Shapes *o
         shapes.emplace_back(shape.begin(), shape.end());
         described.push_back({nullptr, shapes.back().data(), ranks[described.size()], D5_FLOAT32});
     }
-    const d5_call call = Call(described, outputs->size());
+    const d5_call call = NewCall(described, outputs->size());
     for (int32_t i = 0; i < call.output_count; ++i) {
         int64_t shape[D5_MAX_RANK];
         int32_t rank = 0;
@@ -110,7 +93,7 @@ MXReturnValue Forward(const Attributes &attributes, Tensors *inputs, Tensors *ou
     const std::vector<int> ranks = Numbers(attributes, "ranks");
     const auto i = Describe(inputs->begin(), ranks.data(), inputs->size());
     const auto o = Describe(outputs->begin(), ranks.data() + i.size(), outputs->size());
-    d5_call call = Call(i, o.size());
+    d5_call call = NewCall(i, o.size());
     call.outputs = o.data();
     return Check(d5_forward(&call));
 }
@@ -131,7 +114,7 @@ MXReturnValue Backward(const Attributes &attributes, Tensors *given, Tensors *gr
     for (d5_tensor &answer : a) {
         if (!IsFloating(answer.dtype)) answer.data = nullptr;
     }
-    d5_call call = Call(i, outputs);
+    d5_call call = NewCall(i, outputs);
     call.outputs = o.data();
     call.output_gradients = h.data();
     call.input_gradients = a.data();

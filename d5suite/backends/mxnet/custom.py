@@ -34,12 +34,12 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
     Raises
     ------
     CompileError
-        If its source does not compile.
+        If the operator's source does not compile.
     ConfigurationError
-        If the output shapes of its source differ from those of its meaning.
+        If the source and the operator's description disagree on the outputs' shapes.
     NetworkError
-        If MXNet's library operators do not support the type of a tensor, or not all its outputs are
-        wanted.
+        If MXNet's library operators do not support the type of a tensor, or not all outputs of the
+        operator are wanted.
     """
 
     def build(node: Any, context: Any) -> Callable[..., Any]:
@@ -99,7 +99,7 @@ def _register_source(custom: CustomOperator, name: str) -> Path:
 
 def _register_python(custom: CustomOperator, name: str) -> None:
     class PythonOperator(mx.operator.CustomOp):
-        """Calls the functions on NumPy arrays of ONNX's shapes; MXNet has no 0-d arrays."""
+        """Calls Python functions on NumPy arrays with ONNX's shapes; MXNet has no 0-d arrays."""
 
         def __init__(self, shapes: list[list[int]]) -> None:
             super().__init__()

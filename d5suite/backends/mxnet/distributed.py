@@ -1,6 +1,6 @@
 """Level 3 on MXNet: gradients and weights as NumPy views of MXNet's memory.
 
-Imports MXNet, NumPy, `d5suite.levels` and the adapter's `runtime` and `training`.
+Imports NumPy, `d5suite.levels` and the adapter's `runtime` and `training`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.mxnet.runtime import mx
+from d5suite.backends.mxnet.runtime import address
 from d5suite.backends.mxnet.training import Trainer
 from d5suite.levels import distributed
 from d5suite.levels.distributed import Buffers
@@ -19,10 +19,11 @@ from d5suite.levels.network import Native
 
 
 class Replica(distributed.Replica):
-    """On the CPU the arrays are MXNet's own, one per parameter; on ``cuda`` copies in the host's.
+    """A replica whose buffers are MXNet's memory on the CPU, and copies on the host for ``cuda``.
 
-    MXNet's engine does not see writes to them. That is safe: each array waits for the backward
-    pass, and the engine does not use a gradient again before the update.
+    No two parameters share an array. MXNet's engine does not see writes to buffers. That is safe: a
+    buffer is returned once the backward pass has written it, and the engine does not use a gradient
+    again before the update.
     """
 
     trainer: Trainer
@@ -39,24 +40,23 @@ class Replica(distributed.Replica):
         for name in reversed(self.names):
             found[name] = self._view(answer[name])
             ready(name, found[name])
-        _, loss = self.trainer.executor.network.require_loss()
-        return {loss: answer[loss]}, {name: found[name] for name in self.names}
+        return self.parted(answer, found)
 
     def _view(self, value: Any) -> np.ndarray:
         if not self.shares_memory:
             return np.require(value.asnumpy(), requirements=["C", "W"])
         value.wait_to_read()
         number = ctypes.c_double if value.dtype == np.float64 else ctypes.c_float
-        return np.ctypeslib.as_array(ctypes.cast(_pointer(value), ctypes.POINTER(number)), value.shape)
+        return np.ctypeslib.as_array(ctypes.cast(address(value), ctypes.POINTER(number)), value.shape)
 
     def buffers(self, values: Native) -> Buffers:
         return {name: self._view(value) for name, value in values.items()}
 
     def native(self, buffers: Mapping[str, np.ndarray]) -> Native:
-        """Return MXNet's own gradients, overwritten by arrays that are not their memory."""
+        """Return MXNet's own gradient arrays; copy buffers into them that are not their memory."""
         found = {name: self._weights[name].grad() for name in buffers}
         for name, array in buffers.items():
-            if not self.shares_memory or array.ctypes.data != _pointer(found[name]).value:
+            if not self.shares_memory or array.ctypes.data != address(found[name]):
                 found[name][:] = array
         return found
 
@@ -67,10 +67,3 @@ class Replica(distributed.Replica):
         for name, weight in self._weights.items():
             weight.data()[:] = weights[name]
         self.trainer.executor.outdated = True
-
-
-def _pointer(value: Any) -> ctypes.c_void_p:
-    """Return where an array on the CPU lies in memory."""
-    pointer = ctypes.c_void_p()
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(value.handle, ctypes.byref(pointer)))
-    return pointer

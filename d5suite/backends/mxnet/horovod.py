@@ -18,11 +18,11 @@ import horovod.mxnet as hvd  # isort: skip
 
 
 class Horovod(HorovodScheme):
-    """As ``hvd.DistributedTrainer`` does, in place of Gluon's reduction.
+    """As ``hvd.DistributedTrainer``, a scheme with Horovod in place of Gluon's reduction.
 
-    MXNet's engine begins each all-reduce once the backward pass has its gradient, those that the
-    next forward pass needs first, and each update, which divides the sum, once its all-reduce is
-    done.
+    MXNet's engine begins each all-reduce once its gradient is computed; gradients that the next
+    forward pass needs first have priority. Each parameter's update, which divides the sum, begins
+    once its all-reduce is done.
     """
 
     hvd = hvd

@@ -1,4 +1,4 @@
-"""What can be tuned of MXNet, as data. Imports `d5suite.levels`."""
+"""The tuning knobs of MXNet, as data. Imports `d5suite.levels`."""
 
 from d5suite.levels.knobs import MODE, UPDATE, TuningKnob, onednn_knobs, openmp_knobs, variable_knob
 
@@ -15,5 +15,5 @@ KNOBS = (
     variable_knob("MXNET_OPTIMIZER_AGGREGATION_SIZE", ("45", "1"), _VARIABLES, layers=(UPDATE,), mode=("stock",)),
     *onednn_knobs("DNNL"),
 )
-"""The engine's threads are not among them: the adapter has one, whose operators have all threads of
-the budget."""
+"""The engine's threads are not a knob: the adapter has one, whose operators use all threads of the
+budget."""

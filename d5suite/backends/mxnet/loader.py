@@ -4,8 +4,8 @@
 a `DataLoader` with processes read image files and, through h5py, HDF5. Pixels resemble the neutral
 ones but differ: OpenCV antialiases by area averaging when images shrink and applies a JPEG's EXIF
 rotation, and `ImageRecordIter` rounds the position of a central crop down. Imports MXNet, NumPy,
-h5py, `d5suite.errors`, the adapter's `runtime` and, only for the transforms' definitions and the
-files' layouts, `d5suite.data`.
+`d5suite.errors`, `d5suite.levels`, the adapter's `runtime` and, only for the transforms'
+definitions and the files' layouts, `d5suite.data`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import itertools
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from multiprocessing.util import get_temp_dir
-from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from d5suite.backends.mxnet.runtime import mx
@@ -27,6 +25,7 @@ from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
 from d5suite.errors import ConfigurationError
+from d5suite.levels.loader import EncodedImages
 
 Transform = TrainTransform | EvalTransform
 
@@ -35,7 +34,7 @@ NAMES: Mapping[str, str] = {
     "hdf5": "mx.gluon.data.DataLoader over h5py",
     "recordio": "mx.io.ImageRecordIter",
 }
-"""Name of the loader in reports, by the format that it reads."""
+"""The loader's name in reports, by storage format."""
 
 _BILINEAR, _AREA = 1, 3
 """OpenCV's interpolation codes."""
@@ -78,24 +77,15 @@ class ImageFolder(mx.gluon.data.Dataset):
 
 
 class ImageStore(ImageFolder):
-    """The same from an HDF5 file, opened once per process: HDF5 does not survive a fork."""
+    """An `ImageFolder` whose encoded images come from an HDF5 file."""
 
-    def __init__(self, path: Path, split: str, classes: int, transform: Transform, seed: int) -> None:
-        self.path, self.split = path, split
-        with h5py.File(path) as file:
-            labels = file[split]["labels"][...]
-            chosen = labels < classes
-            super().__init__(labels[chosen].tolist(), transform, seed, [])
-            self.offsets = file[split]["offset"][...][chosen]
-            self.lengths = file[split]["length"][...][chosen]
-        self.content: h5py.Dataset | None = None
+    def __init__(self, images: EncodedImages, transform: Transform, seed: int) -> None:
+        super().__init__(images.labels.tolist(), transform, seed, [])
+        self.images = images
 
     def decode(self, index: int) -> Any:
         """Return the pixels of an image, whose bytes the HDF5 library reads."""
-        if self.content is None:
-            self.content = h5py.File(self.path)[self.split]["bytes"]
-        begin = self.offsets[index]
-        return mx.image.imdecode(self.content[begin : begin + self.lengths[index]].tobytes())
+        return mx.image.imdecode(self.images.read(index))
 
 
 class EndlessSampler(mx.gluon.data.Sampler):
@@ -124,7 +114,7 @@ def _batch(samples: list[tuple[Any, int]], context: Any) -> list[Any]:
 def native_loader(
     dataset: ImageNet | Store, transform: Transform, *, batch_size: int, workers: int, seed: int
 ) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
-    """Yield batches endlessly, in random order.
+    """Yield batches without end, in random order.
 
     Parameters
     ----------
@@ -140,21 +130,21 @@ def native_loader(
     Yields
     ------
     images : numpy.ndarray
-        float32 (batch_size, 3, size, size): a copy of MXNet's array, and so complete.
+        float32 (batch_size, 3, size, size), copied from MXNet's array, and so computed.
     labels : numpy.ndarray
         int64 (batch_size,).
 
     Raises
     ------
     ConfigurationError
-        With the first batch, if a RecordIO file has fewer images than one.
+        With the first batch, if a RecordIO file has fewer images than a batch.
     """
     if not isinstance(dataset, ImageNet) and stored_as(dataset) == "recordio":
         return _records(dataset, transform, batch_size, workers, seed)
     if isinstance(dataset, ImageNet):
         images = ImageFolder(dataset.labels.tolist(), transform, seed, dataset.files)
     else:
-        images = ImageStore(dataset.path, dataset.split, len(dataset.label_names), transform, seed)
+        images = ImageStore(EncodedImages(dataset.path, dataset.split, len(dataset.label_names)), transform, seed)
     return _images(images, batch_size, workers, seed)
 
 
@@ -162,7 +152,7 @@ def _images(
     images: ImageFolder, batch_size: int, workers: int, seed: int
 ) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
     context = mx.Context("cpu_shared", 0) if workers else mx.cpu()
-    get_temp_dir()  # its workers share this one: they are killed, and would leave their own behind
+    get_temp_dir()  # workers share this folder: they are killed, and would leave their own behind
     loader = mx.gluon.data.DataLoader(
         images,
         batch_size=batch_size,

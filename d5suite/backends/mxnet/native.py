@@ -1,6 +1,6 @@
 """MXNet's own schemes: its distributed KVStore, with servers and a scheduler beside the ranks.
 
-As a program it is one of these: ``python -m d5suite.backends.mxnet.native server``, or scheduler.
+Run as ``python -m d5suite.backends.mxnet.native server``, or ``scheduler``, it is one of these.
 Imports MXNet, `d5suite.levels`, `d5suite.optimizers` and the adapter's `runtime`, `distributed` and
 `training`.
 """
@@ -32,9 +32,9 @@ _ROLE = "DMLC_ROLE"
 
 
 class KVStore(FrameworkScheme):
-    """Base of MXNet's distributed stores: how ranks meet, which keys arrays have, how a run ends.
+    """Base of MXNet's distributed stores: joins the ranks, gives arrays keys, and ends the run.
 
-    A key is an array's number. An array keeps its key whenever a scheme is made anew, so that
+    A key is an array's number. An array keeps its key when a scheme is constructed again, so that
     servers store it once.
     """
 
@@ -94,7 +94,7 @@ class KVStore(FrameworkScheme):
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Make the ranks do something one after the other."""
+        """Run the context's body on one rank after the other."""
         for rank in range(self.size):
             if rank == self.rank:
                 yield
@@ -109,7 +109,7 @@ class KVStore(FrameworkScheme):
 class DistSync(KVStore):
     """``dist_sync``: servers add the gradients, and every rank makes its own update.
 
-    As `gluon.Trainer` with ``update_on_kvstore=False``. Servers that update would clip each array
+    As `gluon.Trainer` with ``update_on_kvstore=False``: servers that updated would clip each array
     by itself.
     """
 
@@ -127,9 +127,10 @@ class DistSync(KVStore):
 class DistAsync(KVStore):
     """``dist_async``: a server updates its weights with each gradient as it comes.
 
-    As `gluon.Trainer`, which sends its optimizer as a pickle, that any process could send; here the
-    servers take the optimizer's settings. A rank clips its gradient by itself, since a server sees
-    one array at a time. The servers have one learning rate, which a rank sends when it changes.
+    As `gluon.Trainer`, except that it sends its optimizer as a pickle, which any process could
+    send; here the servers take the optimizer's settings as JSON. Each rank clips its own gradients,
+    since a server sees one array at a time. The servers have one learning rate, which a rank sends
+    when it changes.
     """
 
     kind = "dist_async"
@@ -173,7 +174,7 @@ class DistAsync(KVStore):
         return {self._loss: answer[self._loss]}
 
     def finish(self) -> None:
-        """See `FrameworkScheme.finish`: take the weights after all ranks' gradients."""
+        """See `FrameworkScheme.finish`: pull the weights after all ranks' gradients."""
         mx.nd.waitall()
         self.store._barrier()
         self._pull()
@@ -188,7 +189,7 @@ class Helpers:
     """Servers or a scheduler: processes that end with this rank.
 
     Each ends when its standard input closes, whatever ends this process. If one ends too early, the
-    rank ends as well, because it would wait for it without end.
+    rank ends as well, because it would wait for the process forever.
     """
 
     def __init__(self, roles: Sequence[str]) -> None:
@@ -206,11 +207,11 @@ class Helpers:
             os._exit(1)
 
     def may_end(self) -> None:
-        """Take the end of these processes for no failure from now on."""
+        """From now on, treat the end of these processes as no failure."""
         self._leaving = True
 
     def wait(self) -> None:
-        """Return when all have ended."""
+        """Wait until all processes have ended; kill those that take too long."""
         for process in self.processes:
             try:
                 process.wait(PATIENCE_S)

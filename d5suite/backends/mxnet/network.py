@@ -114,10 +114,9 @@ class Executor(level.Executor):
         return fed
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
-        dtype = np.float64 if self.precision == "fp64" else np.float32
         fetched = {}
         for name, value in values.items():
-            array = value.asnumpy().astype(dtype, copy=False)
+            array = value.asnumpy().astype(self.array_type, copy=False)
             # MXNet has no arrays without axes.
             fetched[name] = array.reshape(()) if self.network.shapes.get(name) == () else array
         return fetched
@@ -198,7 +197,7 @@ class _Graph(mx.gluon.HybridBlock):
     Attributes
     ----------
     weights : list of str
-        Names of the parameters and statistics that the nodes read, and of `kept`.
+        Names of the parameters and statistics that the nodes read, and of the arrays in `kept`.
     kept : dict of str to numpy.ndarray
         Further arrays: constants that operators take as arrays, and those of `Context.keep`.
     """

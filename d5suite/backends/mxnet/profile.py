@@ -1,7 +1,7 @@
 """Layer times on MXNet: its engine's profiler, while a cached graph runs operator by operator.
 
-MXNet's profiler knows an operator's type, and a cached graph runs as a few events of many
-operators. So the graph is built again for the profile, with memory as before but without
+MXNet's profiler knows only an operator's type, and a cached graph runs as a few events of many
+operators each. So the graph is built again for the profile, with memory as before but without
 bulks: then MXNet calls back after each operator, with its name, and the callback waits for it.
 Imports MXNet, `d5suite.levels` and the adapter's `network` and `runtime`.
 """
@@ -40,8 +40,8 @@ _NO_OPERATORS = ("DeleteVariable", "SetValueOp", "CopyCPU2CPU", "ResourceParalle
 """The engine's own events."""
 
 _BETWEEN = "waiting between operators"
-"""Key in `Profile.other`: MXNet calls back after each operator, waits, and starts the next one.
-Only a profiled step does."""
+"""Key in `Profile.other`: time between operators, while MXNet calls back, waits, and starts the
+next one. Only profiled steps have it."""
 
 _BACKWARD = "_backward_"
 """Part of the names of operators of the backward pass."""
@@ -58,7 +58,7 @@ class _Call(NamedTuple):
 def profile(
     executor: Executor, step: Callable[[], None], steps: int, folder: Path, trainer: Trainer | None = None
 ) -> Profile:
-    """Return where the time of some steps went; see `d5suite.levels.profile`."""
+    """Time every node within a step; see `d5suite.levels.profile`."""
     path = folder / "profile.json"
     mx.profiler.set_config(
         profile_symbolic=True,
@@ -98,7 +98,7 @@ def kernels(executor: Executor, step: Callable[[], None], feed: Native, backward
 
 
 def _repeat(folder: Path) -> None:
-    """Make a step for `kernels`, and write of what fused operators are made."""
+    """Make a step for `kernels`, and write which operators each fused operator contains."""
     asked = Repeated.given()
     configure(threads=asked.threads, seed=0, device="cpu")
     executor = Executor(asked.network, mode=asked.mode, device="cpu", precision=asked.precision)
@@ -139,7 +139,7 @@ def _operator_by_operator(
         block.register_op_hook(finished)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that hooks do not see all of a graph of static shapes: it has none
+            warnings.simplefilter("ignore")  # hooks miss parts of graphs with static shapes; this one has none
             yield calls
     finally:
         for block, (active, flags, backend) in zip(blocks, before, strict=True):
@@ -153,7 +153,7 @@ def _events(path: Path) -> list[Interval]:
     begun: dict[tuple[Any, str], list[float]] = {}
     found = []
     text = path.read_text(encoding="utf-8")
-    for event in json.loads(re.sub(r"\[\s*,", "[", text, count=1))["traceEvents"]:  # so begins any but the first
+    for event in json.loads(re.sub(r"\[\s*,", "[", text, count=1))["traceEvents"]:  # every file but the first begins so
         if event.get("cat") != "operator" or event["name"] in _NO_OPERATORS:
             continue
         key = event["tid"], event["name"]
@@ -165,7 +165,7 @@ def _events(path: Path) -> list[Interval]:
 
 
 def _fused(block: Any) -> dict[str, str]:
-    """Return the names of the operators that oneDNN's fused operators of a block are made of."""
+    """Return, for each fused oneDNN operator of a block, the names of the operators inside."""
     if not block._cached_graph:
         return {}
     nodes = json.loads(block._cached_graph[1].tojson())["nodes"]
@@ -181,14 +181,14 @@ def _all_fused(executor: Executor) -> dict[str, str]:
 
 
 def _nodes(name: str, parts: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the nodes that an operator computes, given of what fused ones are made."""
+    """Return the nodes that an operator computes, given the parts of fused operators."""
     return tuple(sorted(set(labelled(parts.get(name.rpartition("_")[0], name)))))
 
 
 def _joined(
     events: list[Interval], calls: list[_Call], parts: Mapping[str, str], *, trained: bool
 ) -> tuple[list[Interval], dict[str, Owner], int]:
-    """Give each event the name of the operator that had finished after it.
+    """Give each event the name of the operator that finished after it.
 
     Returns
     -------

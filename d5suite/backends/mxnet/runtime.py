@@ -55,7 +55,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about distutils, and invalid escapes in docstrings
     import mxnet as mx
 
-__all__ = ["CONTEXTS", "configure", "device_memory", "device_name", "device_problem", "mx", "versions"]
+__all__ = ["CONTEXTS", "address", "configure", "device_memory", "device_name", "device_problem", "mx", "versions"]
 
 CONTEXTS = {"cpu": mx.cpu, "cuda": mx.gpu}
 """MXNet's context for each kind of device."""
@@ -79,6 +79,13 @@ def configure(*, threads: int, seed: int, device: str) -> None:
     mx.random.seed(seed)
 
 
+def address(array: Any) -> int:
+    """Return where an array on the CPU lies in memory."""
+    pointer = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value or 0
+
+
 def versions() -> dict[str, str]:
     """Return the versions of MXNet and NumPy, and the libraries in MXNet's build."""
     features = mx.runtime.Features()
@@ -93,7 +100,7 @@ def versions() -> dict[str, str]:
 
 
 def device_problem(device: str) -> str | None:
-    """Return why a device cannot be used, or None."""
+    """Return why a device cannot be used; None if it can."""
     if device == "cpu":
         return None
     if not mx.runtime.Features().is_enabled("CUDA"):

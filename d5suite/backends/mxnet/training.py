@@ -10,13 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from d5suite.backends.mxnet.network import Executor
 from d5suite.backends.mxnet.runtime import mx
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import LEARNING_RATE, STEPS
 from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 
@@ -47,7 +44,7 @@ class FormulaOptimizer(mx.optimizer.Optimizer):
         weight -= self.lr * self._direction(grad, state, self._index_update_count[index])
 
     def _direction(self, grad: Any, state: tuple[Any, ...], step: int) -> Any:
-        """Return what the learning rate multiplies, and update the state."""
+        """Return the update before the learning rate is applied, and update the state."""
         settings = self.settings
         if isinstance(settings, Adam):
             moment, square = state
@@ -79,8 +76,9 @@ class FormulaOptimizer(mx.optimizer.Optimizer):
 class KernelSGD(mx.optimizer.SGD):
     """MXNet's SGD with a kernel for each array.
 
-    On the CPU its own (``multi_sgd_mom_update``), which updates four arrays in one, takes a step of
-    ResNet-50 1.3 times as long, and of AlexNet 2.3 times: see ``docs/modes.md``.
+    MXNet's own kernel (``multi_sgd_mom_update``) updates four arrays at once. On the CPU, a step of
+    ResNet-50 takes 1.3 times as long with it, and a step of AlexNet 2.3 times: see
+    ``docs/modes.md``.
     """
 
     def __init__(self, **settings: float) -> None:
@@ -146,7 +144,7 @@ class CorrectedAdam(mx.optimizer.Adam):
 
 
 class DecoupledAdam(FormulaOptimizer):
-    """AdamW by MXNet's kernel, which no optimizer of MXNet uses."""
+    """AdamW by MXNet's own kernel, which none of MXNet's optimizers uses."""
 
     def create_state(self, index: int, weight: Any) -> tuple[Any, ...]:
         self.unit = mx.nd.ones((1,), ctx=weight.context)  # the kernel reads the gradient's scale from an array
@@ -172,9 +170,9 @@ class DecoupledAdam(FormulaOptimizer):
 
 
 def native_optimizer(settings: Optimizer, *, exact: bool, together: bool = False) -> Any:
-    """Return MXNet's optimizer with the neutral formula, except that SGD's velocity has the rate.
+    """Return MXNet's optimizer with the neutral formula; SGD's velocity contains the rate.
 
-    With ``together`` it is MXNet's own SGD, whose kernels update several arrays.
+    With ``together``, SGD is MXNet's own, whose kernels update several arrays at once.
     """
     rate, decay = settings.learning_rate, settings.weight_decay
     if exact or isinstance(settings, Adagrad):
@@ -198,7 +196,10 @@ def has_rate(rule: Any) -> bool:
 
 
 def clip(gradients: Sequence[Any], settings: Optimizer) -> None:
-    """Clip gradients; Gluon's ``clip_global_norm`` adds 1e-8, synchronizes and rounds."""
+    """Clip gradients by value and norm.
+
+    Gluon's ``clip_global_norm`` adds 1e-8 to the norm, synchronizes and rounds.
+    """
     limit = settings.clip_value
     if limit:
         for gradient in gradients:  # `mx.nd.clip` would round the limits to float32
@@ -213,7 +214,7 @@ def clip(gradients: Sequence[Any], settings: Optimizer) -> None:
 
 
 class Trainer(training.Trainer):
-    """`gluon.Trainer` with the native optimizer, which decays every parameter."""
+    """A trainer with `gluon.Trainer` and the native optimizer, which decays every parameter."""
 
     executor: Executor
 
@@ -231,7 +232,6 @@ class Trainer(training.Trainer):
         for index, weight in enumerate(self._weights):  # otherwise created in the first step
             updater.states[index] = self._rule.create_state_multi_precision(index, weight.data())
             updater.states_synced[index] = True
-        self._steps = 0
         self._unused = [weight.data() for weight in executor.unused_parameters]
 
     def step(self, feed: Native, *more: Native) -> Native:
@@ -253,14 +253,14 @@ class Trainer(training.Trainer):
             weight.data()._fresh_grad = True  # or Gluon takes it for a gradient that was used before
 
     def apply_sums(self, gradients: Native, count: int) -> None:
-        """Apply the mean of gradients of which these are the sums over `count` ranks.
+        """Apply mean gradients, given the sums of the gradients of ``count`` ranks.
 
-        SGD's kernels divide in their one pass over the gradients.
+        SGD's kernels divide the sums in their one pass over the gradients.
 
         Parameters
         ----------
         gradients : mapping of str to NDArray
-            By parameter, of its shape and type; they may be overwritten.
+            By parameter, with its shape and type; they may be overwritten.
         count : int
         """
         clips = self.optimizer.clip_value or self.optimizer.clip_norm
@@ -273,11 +273,11 @@ class Trainer(training.Trainer):
         self._update(count)
 
     def _update(self, count: int = 1) -> None:
-        """Update the weights by their gradients, divided by a number."""
+        """Update the weights by their gradients divided by ``count``."""
         clip([weight.grad() for weight in self._weights], self.optimizer)
         for weight in self._unused:  # weight decay applies to them, though their gradients stay zero
             weight._fresh_grad = True
-        self._trainer.step(count)  # not by the batch: the loss is its mean already
+        self._trainer.step(count)  # not by the batch size: the loss is a mean already
         for weight in self._unused:  # the update added the decay, and no backward pass overwrites it
             weight.grad[:] = 0
         self._steps += 1
@@ -300,38 +300,24 @@ class Trainer(training.Trainer):
 
     def _change_rate(self, rate: float) -> None:
         if self._velocity_has_rate:
-            for _, _, array in self._slots():
+            for array in self._held("velocity").values() if self.optimizer.slots else ():
                 array *= rate / self.learning_rate
         self._trainer.set_learning_rate(rate)
 
-    def state(self) -> dict[str, np.ndarray]:
-        found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
-        for slot, name, array in self._slots():
-            value = self.executor.fetch({name: array})[name]
-            if self._velocity_has_rate:  # and the opposite sign
-                value = value.astype(np.float64) / -self.learning_rate
-            found[f"{slot}/{name}"] = value
-        return found
-
-    def load_state(self, values: Arrays) -> None:
-        self.check_state(values)
-        self.set_learning_rate(float(values[LEARNING_RATE]))
-        self._steps = int(values[STEPS])
-        self._rule.begin_num_update = self._steps  # start of parameters without a count
+    def _load_counts(self, steps: int, scale: float, unscaled: int) -> None:
+        self._steps = self._rule.begin_num_update = steps  # start of parameters without a count
         for counts in self._rule._all_index_update_counts.values():
             counts.clear()
-        for slot, name, array in self._slots():
-            value = np.asarray(values[f"{slot}/{name}"], np.float64)
-            if self._velocity_has_rate:
-                value = value * -self.learning_rate
-            array[:] = value.astype(array.dtype).reshape(array.shape)
 
-    def _slots(self) -> list[tuple[str, str, Any]]:
-        """Return (slot, parameter name, MXNet's array) for each slot of each parameter."""
+    def _factor(self, slot: str) -> float:
+        return -self.learning_rate if self._velocity_has_rate else 1.0
+
+    def _held(self, slot: str) -> Native:
         (updater,) = self._trainer._updaters
-        found = []
-        for index, name in enumerate(self._names):
-            state = updater.states[index]
-            arrays = state if isinstance(state, tuple) else (state,)
-            found += [(slot, name, array) for slot, array in zip(self.optimizer.slots, arrays, strict=False)]
-        return found
+        place, states = self.optimizer.slots.index(slot), (updater.states[i] for i in range(len(self._names)))
+        held = (state[place] if isinstance(state, tuple) else state for state in states)
+        return dict(zip(self._names, held, strict=True))
+
+    def _load_slot(self, slot: str, values: Arrays) -> None:
+        for name, array in self._held(slot).items():
+            array[:] = values[name].astype(array.dtype).reshape(array.shape)

@@ -26,7 +26,7 @@ _NO_KERNELS = {
 
 
 def _loaded_only(node: Node, context: NodeContext) -> str:
-    """What onnxruntime loads, but fails to run."""
+    """Return why onnxruntime fails to run a node that it loads; empty if it does not fail."""
     kind, settings = node.op_type, node.attributes
     same = kind in ("Conv", *POOLS) and str(settings.get("auto_pad", "")).startswith("SAME")
     if same and max(settings.get("dilations") or [1]) > 1:

@@ -1,4 +1,4 @@
-"""What can be tuned of ONNX Runtime, as data. It reads no variables. Imports `d5suite.levels`."""
+"""The tuning knobs of ONNX Runtime, as data. It reads no variables. Imports `d5suite.levels`."""
 
 from d5suite.levels.knobs import MODE, TuningKnob
 

@@ -24,10 +24,10 @@ _OPTIMIZATION = {
 }
 
 LARGE = 1 << 30
-"""Bytes of weights from which a session is fed them: it reads models of 2 GiB at most."""
+"""Bytes of weights above which they are fed: a session reads models of 2 GiB at most."""
 
 NEWEST_FILE = 10
-"""The newest ONNX file version that onnxruntime 1.20 reads; later ones say nothing new."""
+"""The newest ONNX file version that onnxruntime 1.20 reads; later versions add nothing needed."""
 
 
 class Executor(level.Executor):
@@ -67,7 +67,7 @@ class Executor(level.Executor):
 
     @contextlib.contextmanager
     def profiled(self, prefix: Path, optimized: Path) -> Iterator[onnxruntime.InferenceSession]:
-        """Run in a session that profiles itself, for as long as the context lasts.
+        """Within the context, run in a session that profiles itself.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class Executor(level.Executor):
         given = {**{name: feed[name] for name in network.inputs}, **self._fed}
         try:
             found = self._session.run_with_ort_values(list(network.outputs), given)
-        except Exception as error:  # of no common base: it loads some nodes that it cannot run
+        except Exception as error:  # its errors share no base class; it loads some nodes that it cannot run
             raise BackendError(f"onnxruntime cannot run this network: {error}", where=network.name) from error
         return dict(zip(network.outputs, found, strict=True))
 
@@ -133,4 +133,4 @@ class Executor(level.Executor):
         self._session = None
 
     def synchronize(self) -> None:
-        """Nothing to wait for: a session's run returns when it is done."""
+        """Return at once: a session's run returns when it is done."""

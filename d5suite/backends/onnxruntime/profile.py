@@ -22,7 +22,7 @@ from d5suite.network import Network, Node
 _METHOD = "onnxruntime's profiler: wall time of each kernel of its optimized graph, which it runs one after another"
 
 _BLOCKED = "_nchwc"
-"""onnxruntime appends it to the name of a node whose channels it lays out in blocks."""
+"""Suffix that onnxruntime gives to names of nodes whose channels it lays out in blocks."""
 
 _KERNEL = "_kernel_time"
 

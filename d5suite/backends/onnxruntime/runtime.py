@@ -31,12 +31,12 @@ def versions() -> dict[str, str]:
 
 
 def device_problem(device: str) -> str | None:
-    """Return why a device cannot be used, or None."""
+    """Return why a device cannot be used; None if it can."""
     return None if device == "cpu" else "this backend runs on the CPU only"
 
 
 def device_name(device: str) -> str:
-    """Return the device: its model is in the machine's description."""
+    """Return ``cpu``: the machine's description has the processor's model."""
     return device
 
 

@@ -26,7 +26,7 @@ EPSILON = float(np.float32(1e-5))
 
 
 class NativeSGD(tf.Module):
-    """SGD by TensorFlow's momentum kernel, or in assignments; weight decay is in the gradient."""
+    """SGD by TensorFlow's momentum kernel, or by assignments; adds weight decay to the gradient."""
 
     def __init__(self, variables: Sequence[Any], settings: SGD, *, kernel: bool = True) -> None:
         super().__init__()

@@ -1,21 +1,17 @@
-// A custom operator as the TensorFlow operator d5_operator_name, with D5_INPUTS inputs and D5_OUTPUTS outputs, and a
-// second operator for its gradient. Runs on CUDA if D5_CUDA is defined, else on the CPU.
+// A custom operator as the TensorFlow operator d5_operator_name, and a second operator for its gradient. This file does
+// not depend on the operator, because TensorFlow's headers are slow to compile. Runs on CUDA if D5_CUDA is defined, else
+// on the CPU.
 #ifdef D5_CUDA
 #define EIGEN_USE_GPU
 #endif
 
-#include <array>
 #include <string>
 #include <vector>
 
-#include "d5suite_operator.h"
+#include "d5suite_glue.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
-
-extern "C" const d5_attribute d5_attributes[];
-extern "C" const int32_t d5_attribute_count;
-extern "C" const char d5_operator_name[];
 
 namespace {
 
@@ -47,20 +43,12 @@ tf::Status Answer(int code) {
     return tf::errors::Internal("custom operator ", d5_operator_name, " failed with code ", code);
 }
 
-d5_call NewCall() {
-    d5_call call = {};
-    call.input_count = D5_INPUTS;
-    call.output_count = D5_OUTPUTS;
-    call.attributes = d5_attributes;
-    call.attribute_count = d5_attribute_count;
-    return call;
-}
-
 // A kernel's tensors, and their shapes.
-template <size_t N>
 struct Described {
-    std::array<d5_tensor, N> tensors;
-    std::array<Sizes, N> shapes;
+    explicit Described(size_t count) : tensors(count), shapes(count) {}
+
+    std::vector<d5_tensor> tensors;
+    std::vector<Sizes> shapes;
 
     void Set(size_t index, const tf::Tensor &tensor, void *data) {
         Sizes &sizes = shapes[index];
@@ -85,13 +73,10 @@ class Forward : public tf::OpKernel {
     using OpKernel::OpKernel;
 
     void Compute(tf::OpKernelContext *context) override {
-        Described<D5_INPUTS> inputs;
-        for (int i = 0; i < D5_INPUTS; ++i) inputs.Set(i, context->input(i));
-        d5_call call = NewCall();
-        call.inputs = inputs.tensors.data();
-        call.stream = Stream(context);
-        Described<D5_OUTPUTS> outputs;
-        for (int i = 0; i < D5_OUTPUTS; ++i) {
+        Described inputs(context->num_inputs()), outputs(context->num_outputs());
+        for (int i = 0; i < context->num_inputs(); ++i) inputs.Set(i, context->input(i));
+        d5_call call = NewCall(inputs.tensors, context->num_outputs(), Stream(context));
+        for (int i = 0; i < context->num_outputs(); ++i) {
             int64_t sizes[D5_MAX_RANK];
             int32_t rank = 0;
             OP_REQUIRES_OK(context, Answer(d5_output_shape(&call, i, sizes, &rank)));
@@ -107,20 +92,20 @@ class Forward : public tf::OpKernel {
 };
 
 tf::Status OutputShapes(InferenceContext *context) {
-    std::array<d5_tensor, D5_INPUTS> inputs;
-    std::array<Sizes, D5_INPUTS> shapes;
+    const int input_count = context->num_inputs(), output_count = context->num_outputs();
+    std::vector<d5_tensor> inputs(input_count);
+    std::vector<Sizes> shapes(input_count);
     std::vector<tf::DataType> types;
     TF_RETURN_IF_ERROR(context->GetAttr("Tinputs", &types));
-    for (int i = 0; i < D5_OUTPUTS; ++i) context->set_output(i, context->UnknownShape());
-    for (int i = 0; i < D5_INPUTS; ++i) {
+    for (int i = 0; i < output_count; ++i) context->set_output(i, context->UnknownShape());
+    for (int i = 0; i < input_count; ++i) {
         if (!context->FullyDefined(context->input(i))) return tf::Status();
         const int32_t rank = context->Rank(context->input(i));
         for (int32_t k = 0; k < rank; ++k) shapes[i].push_back(context->Value(context->Dim(context->input(i), k)));
         inputs[i] = {nullptr, shapes[i].data(), rank, Dtype(types[i])};
     }
-    d5_call call = NewCall();
-    call.inputs = inputs.data();
-    for (int i = 0; i < D5_OUTPUTS; ++i) {
+    d5_call call = NewCall(inputs, output_count);
+    for (int i = 0; i < output_count; ++i) {
         int64_t sizes[D5_MAX_RANK];
         int32_t rank = 0;
         TF_RETURN_IF_ERROR(Answer(d5_output_shape(&call, i, sizes, &rank)));
@@ -131,21 +116,25 @@ tf::Status OutputShapes(InferenceContext *context) {
     return tf::Status();
 }
 
-#ifdef D5_HAS_BACKWARD
 // Takes inputs, outputs and the outputs' gradients; returns the gradients of the floating-point inputs.
 class Backward : public tf::OpKernel {
   public:
-    using OpKernel::OpKernel;
+    explicit Backward(tf::OpKernelConstruction *context) : OpKernel(context) {
+        std::vector<tf::DataType> inputs, outputs;  // GetAttr appends
+        OP_REQUIRES_OK(context, context->GetAttr("Tinputs", &inputs));
+        OP_REQUIRES_OK(context, context->GetAttr("Toutputs", &outputs));
+        input_count_ = static_cast<int>(inputs.size());
+        output_count_ = static_cast<int>(outputs.size());
+    }
 
     void Compute(tf::OpKernelContext *context) override {
-        Described<D5_INPUTS> inputs, answers;
-        Described<D5_OUTPUTS> outputs, heads;
-        for (int i = 0; i < D5_OUTPUTS; ++i) {
-            outputs.Set(i, context->input(D5_INPUTS + i));
-            heads.Set(i, context->input(D5_INPUTS + D5_OUTPUTS + i));
+        Described inputs(input_count_), answers(input_count_), outputs(output_count_), heads(output_count_);
+        for (int i = 0; i < output_count_; ++i) {
+            outputs.Set(i, context->input(input_count_ + i));
+            heads.Set(i, context->input(input_count_ + output_count_ + i));
         }
         int count = 0;
-        for (int i = 0; i < D5_INPUTS; ++i) {
+        for (int i = 0; i < input_count_; ++i) {
             const tf::Tensor &input = context->input(i);
             inputs.Set(i, input);
             answers.Set(i, input, nullptr);
@@ -154,28 +143,28 @@ class Backward : public tf::OpKernel {
             OP_REQUIRES_OK(context, context->allocate_output(count++, input.shape(), &answer));
             answers.Set(i, *answer);
         }
-        d5_call call = NewCall();
-        call.inputs = inputs.tensors.data();
+        d5_call call = NewCall(inputs.tensors, output_count_, Stream(context));
         call.outputs = outputs.tensors.data();
         call.output_gradients = heads.tensors.data();
         call.input_gradients = answers.tensors.data();
-        call.stream = Stream(context);
         OP_REQUIRES_OK(context, Answer(d5_backward(&call)));
     }
+
+  private:
+    int input_count_ = 0, output_count_ = 0;
 };
 
 tf::Status GradientShapes(InferenceContext *context) {
     std::vector<tf::DataType> types;
     TF_RETURN_IF_ERROR(context->GetAttr("Tinputs", &types));
     int count = 0;
-    for (int i = 0; i < D5_INPUTS; ++i) {
+    for (int i = 0; i < static_cast<int>(types.size()); ++i) {
         if (tf::DataTypeIsFloating(types[i])) context->set_output(count++, context->input(i));
     }
     return tf::Status();
 }
 
 const std::string kBackward = std::string(d5_operator_name) + "Backward";
-#endif
 
 }  // namespace
 
@@ -193,7 +182,7 @@ REGISTER_OP(d5_operator_name)
     .SetShapeFn(OutputShapes);
 REGISTER_KERNEL_BUILDER(Name(d5_operator_name).Device(D5_DEVICE), Forward);
 
-#ifdef D5_HAS_BACKWARD
+// Called only if the source has a backward pass.
 REGISTER_OP(kBackward.c_str())
     .Input("inputs: Tinputs")
     .Input("outputs: Toutputs")
@@ -204,4 +193,3 @@ REGISTER_OP(kBackward.c_str())
     .Attr("Tgradients: list(type)")
     .SetShapeFn(GradientShapes);
 REGISTER_KERNEL_BUILDER(Name(kBackward.c_str()).Device(D5_DEVICE), Backward);
-#endif

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from d5suite.custom import CustomOperator, Glue, compile_operator
-from d5suite.custom.build import macros
+from d5suite.custom import DEFINITIONS, CustomOperator, Glue, compile_operator
 from d5suite.custom.interface import require_all_outputs, require_output_shapes
 from d5suite.errors import NetworkError
 
@@ -31,11 +30,11 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Call]:
     Raises
     ------
     CompileError
-        If its source does not compile.
+        If the operator's source does not compile.
     ConfigurationError
-        If its source and its meaning disagree on the outputs' shapes.
+        If the source and the operator's description disagree on the outputs' shapes.
     NetworkError
-        If XLA is to compile it, or not all its outputs are wanted.
+        If XLA is to compile the operator, or not all of its outputs are wanted.
     """
 
     def build(node: Any, context: Any) -> Call:
@@ -88,7 +87,7 @@ def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
         version=f"tensorflow {tf.__version__}",
         compile_flags=tuple(flags),
         link_flags=tuple(tf.sysconfig.get_link_flags()),
-        definitions=macros(custom, device, **({"GOOGLE_CUDA": "1"} if device == "cuda" else {})),
+        definitions=DEFINITIONS[device] + ((("GOOGLE_CUDA", "1"),) if device == "cuda" else ()),
     )
     return compile_operator(custom, device=device, glue=glue, identifier=name)
 
@@ -140,7 +139,7 @@ def _from_python(custom: CustomOperator, shapes: Sequence[Any], types: Sequence[
 
 
 def _called(host: Call, inputs: Sequence[Any], kinds: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-    """Call a function of arrays; return its tensors, with their shapes where these are known."""
+    """Call a function of arrays; return its results as tensors, with their shapes where known."""
     found = tf.numpy_function(host, list(inputs), kinds, stateful=False)
     found = [found] if isinstance(found, tf.Tensor) else list(found)  # eager mode unpacks a list of one
     for tensor, shape in zip(found, shapes, strict=True):

@@ -21,7 +21,7 @@ from d5suite.levels.network import Native
 
 
 class Replica(distributed.Replica):
-    """The arrays are copies: a function's results may share memory with its constants."""
+    """A replica whose buffers are copies: a function's results may share memory with constants."""
 
     trainer: Trainer
 
@@ -42,11 +42,11 @@ class Replica(distributed.Replica):
 
 
 class AveragedGradients(FrameworkScheme):
-    """A scheme that averages the gradients in the function of the step.
+    """A scheme that averages the gradients within the traced step.
 
-    XLA cannot compile TensorFlow's collectives, and outside a function the ranks would wait for
-    them one by one. In those modes all collectives are a function of their own, between the
-    gradients and the update.
+    XLA cannot compile TensorFlow's collectives, and outside a traced function the ranks would wait
+    for them one by one. So in modes ``xla`` and ``eager``, a separate traced function runs all
+    collectives between the gradients and the update.
     """
 
     replica: Replica

@@ -1,4 +1,4 @@
-"""Horovod in TensorFlow: its all-reduce of gradients within the function of the step.
+"""Horovod in TensorFlow: its all-reduce of gradients within a traced function.
 
 Imports Horovod, `d5suite.distributed.horovod`, `d5suite.levels` and the adapter's
 `distributed`.
@@ -17,7 +17,7 @@ from d5suite.levels.native import FrameworkScheme
 
 
 class Horovod(AveragedGradients, HorovodScheme):
-    """As ``hvd.DistributedGradientTape`` does: each all-reduce begins with its gradient."""
+    """As ``hvd.DistributedGradientTape``, a scheme whose all-reduces begin with their gradients."""
 
     hvd = hvd
 

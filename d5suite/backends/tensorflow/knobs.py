@@ -1,4 +1,4 @@
-"""What can be tuned of TensorFlow, as data. Imports `d5suite.levels`."""
+"""The tuning knobs of TensorFlow, as data. Imports `d5suite.levels`."""
 
 from d5suite.levels.knobs import MATRIX_LAYERS, MODE, UPDATE, TuningKnob, flag_knob, onednn_knobs, variable_knob
 
@@ -20,4 +20,4 @@ KNOBS = (
     ),
     *onednn_knobs(TF_ENABLE_ONEDNN_OPTS=("",)),
 )  # fmt: skip
-"""The sizes of the thread pools are the thread budget's, which d5suite sets."""
+"""The sizes of the thread pools are not knobs: d5suite sets them to the thread budget."""

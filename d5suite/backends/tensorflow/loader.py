@@ -1,8 +1,8 @@
 """TensorFlow's own image loader, as its users write it: a tf.data pipeline.
 
-The yardstick for d5suite's input pipeline, whose code it does not use. TensorFlow decodes and
-resizes. Crops follow the neutral transform's distribution, drawn by TensorFlow's generator, and
-only their part of a file is decoded. Images are resized with antialiasing as in the neutral
+The baseline of d5suite's input pipeline, whose code it does not use. TensorFlow decodes and
+resizes. Crops follow the neutral transform's distribution, drawn by TensorFlow's generator; of a
+JPEG file, only the crop is decoded. Images are resized with antialiasing as in the neutral
 transform, but not rounded to 8 bits between the two passes: pixels agree to one level of 255. The
 encoded images come from files, or from TFRecord files through TensorFlow's own reader. Imports
 TensorFlow and `d5suite.data` (the transform's definition and the files' places only).
@@ -36,9 +36,9 @@ _FILES_AT_ONCE = 10
 
 
 def _random_resized_crop(height: Any, width: Any) -> Any:
-    """Return the first of ten random crops that fits, else the largest centred one.
+    """Return the first of ten random crops that fits, else the largest centred crop.
 
-    As top, left, height and width.
+    A crop is a tensor (top, left, height, width).
     """
     tall, wide = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
     area = tall * wide * tf.random.uniform([10], 0.08, 1.0)

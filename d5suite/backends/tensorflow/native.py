@@ -17,14 +17,14 @@ _TRANSPORTS = {"cpu": "RING", "cuda": "NCCL"}
 
 
 class MultiWorkerMirrored(AveragedGradients):
-    """``ReplicaContext.all_reduce`` of the gradients within the function of the step.
+    """A scheme that averages the gradients by ``ReplicaContext.all_reduce``.
 
-    The strategy would make variables of its own, equal on all ranks, only to broadcast their first
-    values; the executor's are equal already.
+    The strategy's own variables are not used: it makes them only to broadcast initial values, and
+    the executor's are equal on all ranks already.
     """
 
     strategy: ClassVar[Any]
-    """One in a process: TensorFlow's server cannot be started again."""
+    """One per process, as TensorFlow's server cannot be started again."""
 
     @classmethod
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
@@ -44,7 +44,7 @@ class MultiWorkerMirrored(AveragedGradients):
 
 
 def _mean(gradients: list[Any]) -> list[Any]:
-    placed = [tf.identity(each) for each in gradients]  # arguments of a function have no device
+    placed = [tf.identity(each) for each in gradients]  # a function's arguments have no device
     return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, placed))
 
 

@@ -21,8 +21,8 @@ from d5suite.backends.tensorflow.operators.context import (
     is_asynchronous,
     native_device,
 )
-from d5suite.levels import network as levels
 from d5suite.levels.attribution import labels, no_scope
+from d5suite.levels.layouts import LayoutExecutor
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
 from d5suite.network.nodes.layouts import Layout, channels_last, identity, weight_layouts
@@ -76,7 +76,7 @@ class _Program:
         return [values[name] for name in self.wanted]
 
 
-class Executor(levels.Executor):
+class Executor(LayoutExecutor):
     """A network in TensorFlow; see `d5suite.levels.network.Executor`.
 
     Attributes
@@ -95,7 +95,6 @@ class Executor(levels.Executor):
         check_statistics(network)
         self.activation = ACTIVATIONS[precision]
         self._tf_device = native_device(device)
-        self._array = np.float64 if precision == "fp64" else np.float32
         stored = tf.float64 if precision == "fp64" else tf.float32
         self._layouts = weight_layouts(network, kernels=KERNELS)
         normalisation = frozenset(
@@ -185,10 +184,6 @@ class Executor(levels.Executor):
             gradients = tape.gradient(scaled, self.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # tf.gather's are slices
 
-    def stored(self, name: str, array: np.ndarray) -> np.ndarray:
-        layout = self._layouts.get(name)
-        return np.ascontiguousarray(array.transpose(layout)) if layout else array
-
     def feed(self, arrays: Arrays) -> Native:
         self.check_feed(arrays)
         with tf.device(self._tf_device):
@@ -211,12 +206,8 @@ class Executor(levels.Executor):
         return {loss_name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
-        return {name: self._neutral(name, value) for name, value in values.items()}
-
-    def _neutral(self, name: str, value: Any) -> np.ndarray:
-        array = np.asarray(tf.cast(value, self._array).numpy())  # a copy
-        layout = self._layouts.get(name)
-        return array.transpose(np.argsort(layout)) if layout else array
+        copies = {name: np.asarray(tf.cast(value, self.array_type).numpy()) for name, value in values.items()}
+        return {name: self.restored(name, array) for name, array in copies.items()}
 
     def parameters(self) -> dict[str, np.ndarray]:
         return self.fetch(self.variables)
@@ -224,7 +215,7 @@ class Executor(levels.Executor):
     def load_parameters(self, values: Arrays) -> None:
         self.check_parameters(values)
         for name, value in values.items():
-            self.variables[name].assign(self.stored(name, np.asarray(value, self._array)))
+            self.variables[name].assign(self.stored(name, np.asarray(value, self.array_type)))
 
     def random_state(self) -> dict[str, np.ndarray]:
         return {} if self._generator is None else {"generator": self._generator.state.numpy()}

@@ -36,7 +36,7 @@ from d5suite.levels.training import Trainer
 def profile(
     executor: Executor, step: Callable[[], None], steps: int, folder: Path, trainer: Trainer | None = None
 ) -> Profile:
-    """Return where the time of some steps went; see `d5suite.levels.profile`."""
+    """Time every node within a step; see `d5suite.levels.profile`."""
     if executor.device != "cpu":
         raise BackendError("layer times of TensorFlow are taken on the CPU only")
     found = _recorded(executor, step, steps, folder)
@@ -48,7 +48,11 @@ def profile(
 
 
 class _Recorded(NamedTuple):
-    """Some profiled steps; times of intervals are nanoseconds, ``begin_ns`` among them is 1970."""
+    """Some profiled steps.
+
+    Intervals are in nanoseconds on the profiler's clock, on which ``begin_ns`` is the start of
+    1970.
+    """
 
     intervals: list[Interval]
     owners: dict[str, Owner]
@@ -107,7 +111,7 @@ def kernels(executor: Executor, step: Callable[[], None], feed: Native, backward
 
 
 def _repeat(folder: Path) -> None:
-    """Make a step for `kernels`, and write when TensorFlow's kernels ran, and their owners."""
+    """Make a step for `kernels`; write when TensorFlow's kernels ran, and the kernels' owners."""
     asked = Repeated.given()
     configure(threads=asked.threads, seed=0, device="cpu")
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -154,12 +158,12 @@ def _annotated(executor: Executor) -> Iterator[Callable[[], None]]:
 class _Marks:
     """Annotations around nodes and their gradient functions, which TensorFlow's tape does not name.
 
-    A gradient function is given the operator's tensors, which tell the node.
+    A gradient function is called with the operator's tensors, which identify the node.
     """
 
     def __init__(self) -> None:
         self._current = ""
-        self._tensors: dict[tuple[str, int], tuple[str, Any]] = {}  # a tensor's id is its own while it is held
+        self._tensors: dict[tuple[str, int], tuple[str, Any]] = {}  # ids are unique while the tensors are held
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -174,13 +178,13 @@ class _Marks:
         self._tensors.clear()
 
     def remember(self, op_type: str, inputs: Any, attrs: Any, outputs: Any, *_: Any, **__: Any) -> None:
-        """Note whose tensors these are; TensorFlow calls it for each operator."""
+        """Note the node of an operator's tensors; TensorFlow calls this for each operator."""
         if self._current:
             held = self._current
             self._tensors.update({(op_type, id(tensor)): (held, tensor) for tensor in (*inputs, *outputs)})
 
     def gradient(self, op_name: str, attributes: Any, count: int, inputs: Any, outputs: Any, *more: Any) -> Any:
-        """Run an operator's gradient function, marked as its node's."""
+        """Run an operator's gradient function, marked with the operator's node."""
         keys = ((op_name, id(tensor)) for tensor in (*(outputs or ()), *(inputs or ())))
         name = next((self._tensors[key][0] for key in keys if key in self._tensors), "")
         with tf.profiler.experimental.Trace(f"gradient_tape/{name}"):
@@ -195,7 +199,7 @@ _METHODS = {
 }
 
 
-def _programs(space: Any) -> Iterator[tuple[str, xplane.Program]]:
+def _programs(space: Any) -> Iterator[tuple[str, xplane.CompiledProgram]]:
     """Yield the compiled programs that a profile contains."""
     for plane in space.planes:
         for metadata in plane.event_metadata.values():
@@ -206,7 +210,7 @@ def _programs(space: Any) -> Iterator[tuple[str, xplane.Program]]:
 
 
 def _annotations(found: Iterable[xplane.Line]) -> tuple[list[Interval], dict[str, Owner]]:
-    """Return the annotations of nodes and the operators outside of them, and their owners."""
+    """Return the annotations of nodes, the operators outside annotations, and their owners."""
     intervals: list[Interval] = []
     owners: dict[str, Owner] = {}
     for line in found:

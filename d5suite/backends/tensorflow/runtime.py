@@ -55,7 +55,7 @@ def versions() -> dict[str, str]:
 
 
 def device_problem(device: str) -> str | None:
-    """Return why this device cannot be used, or None."""
+    """Return why a device cannot be used; None if it can."""
     import tensorflow as tf
 
     if device == "cpu" or tf.config.list_physical_devices(_TF_DEVICES[device]):

@@ -5,11 +5,10 @@ Imports TensorFlow, NumPy, `d5suite.levels` and this adapter's `network` and `op
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from d5suite.backends.tensorflow.network import Executor
@@ -17,15 +16,14 @@ from d5suite.backends.tensorflow.operators.context import native_device
 from d5suite.levels import training as levels
 from d5suite.levels.network import Arrays, Native
 from d5suite.levels.profile import OPTIMIZER
-from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS
 from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 
 class Trainer(levels.Trainer):
-    """Gradients and optimizer kernels ``ResourceApply...`` in one function; see `levels.Trainer`.
+    """A trainer that runs gradients and optimizer kernels ``ResourceApply...`` in one function.
 
-    Mode ``stock`` has the neutral formulas in assignments instead, as ``tf.keras.optimizers`` have
-    theirs: TensorFlow offers those kernels in ``tf.raw_ops`` only.
+    Mode ``stock`` computes the neutral formulas in assignments instead, as ``tf.keras.optimizers``
+    do: TensorFlow offers the kernels in ``tf.raw_ops`` only.
 
     Two of the kernels' formulas differ from the neutral ones and are corrected here. RMSProp's
     velocity contains the learning rate, so it is rescaled when the rate changes. Adam's epsilon is
@@ -53,13 +51,12 @@ class Trainer(levels.Trainer):
                 for slot in slots
             }
             self._rate = tf.Variable(tf.constant(optimizer.learning_rate, stored), trainable=False)
-            self._counts = self._scales or isinstance(optimizer, Adam)
-            if self._counts:  # fp16 skips steps, and Adam's formula contains their number
+            self._is_counted = self._scales or isinstance(optimizer, Adam)
+            if self._is_counted:  # fp16 skips steps, and Adam's formula contains their number
                 self._count = tf.Variable(tf.constant(0, tf.int64), trainable=False)
             if self._scales:
                 self._scale = tf.Variable(tf.constant(LOSS_SCALING.initial, stored), trainable=False)
                 self._unscaled = tf.Variable(tf.constant(0, tf.int64), trainable=False)
-        self._steps = 0
         self._scaled = ["velocity"] if isinstance(optimizer, RMSProp) and optimizer.momentum and not plain else []
         self._step = executor.compiled(self._update)
         self._given = executor.compiled(self._update_given)
@@ -74,23 +71,25 @@ class Trainer(levels.Trainer):
         self._steps += 1
 
     def _update_given(self, gradients: list[Any]) -> None:
-        with self._scope(), tf.device(native_device(self.executor.device)):
+        with self._scope():
             self._apply(self._clipped(gradients))
 
-    def _scope(self) -> AbstractContextManager[Any]:
-        return self.executor.scope(OPTIMIZER)
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        """Return the context of the update."""
+        with self.executor.scope(OPTIMIZER), tf.device(native_device(self.executor.device)):
+            yield
 
     def stepping(self, change: Callable[[list[Any]], list[Any]]) -> Callable[[Native], Any]:
-        """Return a compiled step on one batch that changes the mean gradients before they are used.
+        """Return a compiled step on one batch that applies ``change`` to the gradients.
 
-        It returns the loss. Not in ``fp16``.
+        The step updates with the changed gradients and returns the loss. ``change`` takes and
+        returns gradients in the order of the network's parameters. Not for ``fp16``.
         """
 
         def update(inputs: list[Any]) -> Any:
             loss, gradients = self.executor.loss_and_gradients(inputs)
-            changed = change(gradients)
-            with self._scope(), tf.device(native_device(self.executor.device)):
-                self._apply(self._clipped(changed))
+            self._update_given(change(gradients))
             return loss
 
         compiled = self.executor.compiled(update)
@@ -106,18 +105,18 @@ class Trainer(levels.Trainer):
         scale = self._scale.read_value() if self._scales else None
         loss, gradients = self.executor.loss_and_gradients(inputs, scale)
         for batch in more:
-            with tf.control_dependencies([loss, *gradients]):  # one batch at a time, in the memory of one
+            with tf.control_dependencies([loss, *gradients]):  # one batch at a time, within the memory of one
                 further, added = self.executor.loss_and_gradients(batch, scale)
             loss = loss + further
             gradients = [total + gradient for total, gradient in zip(gradients, added, strict=True)]
         if more:
             loss = loss / (1 + len(more))
             gradients = [gradient / (1 + len(more)) for gradient in gradients]
-        with self._scope(), tf.device(native_device(self.executor.device)):
-            if self._scales:
-                self._apply_if_finite([gradient / scale for gradient in gradients], scale)
-            else:
-                self._apply(self._clipped(gradients))
+        if not self._scales:
+            self._update_given(gradients)
+            return loss
+        with self._scope():
+            self._apply_if_finite([gradient / scale for gradient in gradients], scale)
         return loss
 
     def _apply_if_finite(self, gradients: list[Any], scale: Any) -> None:
@@ -143,7 +142,7 @@ class Trainer(levels.Trainer):
     def _apply(self, gradients: list[Any]) -> None:
         settings = self.optimizer
         rate = self._rate.read_value()
-        if self._counts:
+        if self._is_counted:
             self._count.assign_add(1)
         plain = self.executor.mode == "stock"
         kernel = None if plain else self._kernel(rate)
@@ -160,7 +159,7 @@ class Trainer(levels.Trainer):
                 kernel(parameter.handle, gradient, *[variable.handle for variable in held])
 
     def _direction(self, gradient: Any, *held: Any) -> Any:
-        """Return what the learning rate multiplies, and update the slots."""
+        """Return the update before the learning rate is applied, and update the slots."""
         settings = self.optimizer
         if isinstance(settings, Adam):
             moment, square = held
@@ -229,32 +228,24 @@ class Trainer(levels.Trainer):
             for variable in self._slots[slot]:
                 variable.assign(variable * (rate / self.learning_rate))
 
-    def state(self) -> dict[str, np.ndarray]:
-        steps = int(self._count) if self._counts else self._steps
-        found = {STEPS: np.array(steps), LEARNING_RATE: np.array(self.learning_rate)}
-        if self._scales:
-            found[LOSS_SCALE] = np.array(float(self._scale))
-            found[UNSCALED_STEPS] = np.array(int(self._unscaled))
-        for slot in self.optimizer.slots:
-            values = self.executor.fetch(dict(zip(self.executor.network.parameters, self._slots[slot], strict=True)))
-            for name, value in values.items():
-                # In float64: loading multiplies by the rate again.
-                scaled = slot in self._scaled
-                found[f"{slot}/{name}"] = value.astype(np.float64) / self.learning_rate if scaled else value
-        return found
+    def _counts(self) -> tuple[int, float, int]:
+        steps = int(self._count) if self._is_counted else self._steps
+        return (steps, float(self._scale), int(self._unscaled)) if self._scales else (steps, 1.0, 0)
 
-    def load_state(self, values: Arrays) -> None:
-        self.check_state(values)
-        self.set_learning_rate(float(values[LEARNING_RATE]))
-        self._steps = int(values[STEPS])
-        if self._counts:
-            self._count.assign(self._steps)
+    def _load_counts(self, steps: int, scale: float, unscaled: int) -> None:
+        self._steps = steps
+        if self._is_counted:
+            self._count.assign(steps)
         if self._scales:
-            self._scale.assign(float(values[LOSS_SCALE]))
-            self._unscaled.assign(int(values[UNSCALED_STEPS]))
-        for slot in self.optimizer.slots:
-            for name, variable in zip(self.executor.network.parameters, self._slots[slot], strict=True):
-                value = np.asarray(values[f"{slot}/{name}"], np.float64)
-                if slot in self._scaled:
-                    value = value * self.learning_rate
-                variable.assign(self.executor.stored(name, value).astype(variable.dtype.as_numpy_dtype))
+            self._scale.assign(scale)
+            self._unscaled.assign(unscaled)
+
+    def _factor(self, slot: str) -> float:
+        return self.learning_rate if slot in self._scaled else 1.0
+
+    def _held(self, slot: str) -> Native:
+        return dict(zip(self.executor.network.parameters, self._slots[slot], strict=True))
+
+    def _load_slot(self, slot: str, values: Arrays) -> None:
+        for name, variable in self._held(slot).items():
+            variable.assign(self.executor.stored(name, values[name]).astype(variable.dtype.as_numpy_dtype))

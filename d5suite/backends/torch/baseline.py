@@ -27,7 +27,7 @@ EPSILON = float(np.float32(1e-5))
 
 
 def called(model: nn.Module, mode: str, example: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Return how a mode calls a model with inputs like the example."""
+    """Return the callable by which a mode runs a model on inputs like the example."""
     if mode == "compile":
         compiled: Callable[..., torch.Tensor] = torch.compile(model, dynamic=False)
         return compiled
@@ -38,7 +38,7 @@ def called(model: nn.Module, mode: str, example: torch.Tensor) -> Callable[..., 
 
 
 def native_sgd(model: nn.Module, settings: SGD, *, fused: bool = True) -> torch.optim.SGD:
-    """Return PyTorch's optimizer of a model's parameters, by default with one kernel for all."""
+    """Return PyTorch's SGD for a model's parameters, by default with one fused kernel for all."""
     return torch.optim.SGD(
         model.parameters(),
         lr=settings.learning_rate,
@@ -50,7 +50,7 @@ def native_sgd(model: nn.Module, settings: SGD, *, fused: bool = True) -> torch.
 
 
 def batch_norm(channels: int) -> nn.BatchNorm2d:
-    """Return ResNet's layer."""
+    """Return ResNet's batch normalization layer."""
     return nn.BatchNorm2d(channels, eps=EPSILON)
 
 
@@ -161,7 +161,7 @@ def resnet50_training_step(
     criterion = nn.CrossEntropyLoss()
     sgd = native_sgd(model, optimizer, fused=mode != "stock")
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    # A graph is recorded with its casts, none of which may be taken from those before.
+    # A CUDA graph must record its casts, so autocast may not reuse earlier ones.
     with torch.autocast(device, dtype=narrow, cache_enabled=False) if narrow else contextlib.nullcontext():
         forward = called(model, mode, x)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**15, enabled=precision == "fp16")

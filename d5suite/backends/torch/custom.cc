@@ -1,20 +1,17 @@
-// A custom operator as a PyTorch library operator, with D5_INPUTS inputs and D5_OUTPUTS outputs.
-// For CUDA where D5_CUDA is defined.
+// A custom operator as a PyTorch library operator. This file does not depend on the operator, because PyTorch's headers
+// are slow to compile. For CUDA where D5_CUDA is defined.
 #include <torch/library.h>
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #ifdef D5_CUDA
 #include <c10/cuda/CUDAStream.h>
 #endif
 
-#include <array>
 #include <string>
 #include <vector>
 
-#include "d5suite_operator.h"
-
-extern "C" const char d5_operator_name[];
-extern "C" const d5_attribute d5_attributes[];
-extern "C" const int32_t d5_attribute_count;
+#include "d5suite_glue.h"
 
 namespace {
 
@@ -38,10 +35,10 @@ d5_tensor Describe(const at::Tensor &tensor) {
             static_cast<int32_t>(tensor.dim()), Dtype(tensor.scalar_type())};
 }
 
-template <size_t N>
-std::array<d5_tensor, N> DescribeAll(const std::vector<at::Tensor> &tensors) {
-    std::array<d5_tensor, N> described;
-    for (size_t i = 0; i < N; ++i) described[i] = Describe(tensors[i]);
+std::vector<d5_tensor> DescribeAll(const std::vector<at::Tensor> &tensors) {
+    std::vector<d5_tensor> described;
+    described.reserve(tensors.size());
+    for (const at::Tensor &tensor : tensors) described.push_back(Describe(tensor));
     return described;
 }
 
@@ -82,62 +79,45 @@ at::ScalarType ScalarType(int64_t dtype) {
 // `types` are the outputs' types, with ONNX's numbers.
 std::vector<at::Tensor> Forward(at::TensorList given, at::IntArrayRef types) {
     const std::vector<at::Tensor> inputs = Dense(given);
-    const auto described = DescribeAll<D5_INPUTS>(inputs);
-    d5_call call = {};
-    call.inputs = described.data();
-    call.input_count = D5_INPUTS;
-    call.output_count = D5_OUTPUTS;
-    call.attributes = d5_attributes;
-    call.attribute_count = d5_attribute_count;
-    call.stream = Stream();
+    const auto described = DescribeAll(inputs);
+    d5_call call = NewCall(described, types.size(), Stream());
     std::vector<at::Tensor> outputs;
-    for (int32_t i = 0; i < D5_OUTPUTS; ++i) {
+    for (int32_t i = 0; i < call.output_count; ++i) {
         int64_t shape[D5_MAX_RANK];
         int32_t rank = 0;
         Check(d5_output_shape(&call, i, shape, &rank));
         outputs.push_back(at::empty(at::IntArrayRef(shape, rank), inputs[0].options().dtype(ScalarType(types[i]))));
     }
-    const auto written = DescribeAll<D5_OUTPUTS>(outputs);
+    const auto written = DescribeAll(outputs);
     call.outputs = written.data();
     Check(d5_forward(&call));
     return outputs;
 }
 
-#ifdef D5_HAS_BACKWARD
 std::vector<at::Tensor> Backward(at::TensorList given, at::TensorList results, at::TensorList gradients) {
     const std::vector<at::Tensor> inputs = Dense(given), outputs = Dense(results), heads = Dense(gradients);
     std::vector<at::Tensor> answers;
     for (const at::Tensor &input : inputs) answers.push_back(at::empty_like(input));
-    const auto i = DescribeAll<D5_INPUTS>(inputs);
-    const auto o = DescribeAll<D5_OUTPUTS>(outputs);
-    const auto h = DescribeAll<D5_OUTPUTS>(heads);
-    auto a = DescribeAll<D5_INPUTS>(answers);
-    for (size_t k = 0; k < D5_INPUTS; ++k) {
+    const auto i = DescribeAll(inputs), o = DescribeAll(outputs), h = DescribeAll(heads);
+    auto a = DescribeAll(answers);
+    for (size_t k = 0; k < a.size(); ++k) {
         if (!inputs[k].is_floating_point()) a[k].data = nullptr;
     }
-    d5_call call = {};
-    call.inputs = i.data();
+    d5_call call = NewCall(i, o.size(), Stream());
     call.outputs = o.data();
     call.output_gradients = h.data();
     call.input_gradients = a.data();
-    call.input_count = D5_INPUTS;
-    call.output_count = D5_OUTPUTS;
-    call.attributes = d5_attributes;
-    call.attribute_count = d5_attribute_count;
-    call.stream = Stream();
     Check(d5_backward(&call));
     return answers;
 }
-#endif
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(d5suite, library) {
     library.def((std::string(d5_operator_name) + "(Tensor[] inputs, int[] types) -> Tensor[]").c_str());
-#ifdef D5_HAS_BACKWARD
+    if (d5_backward == nullptr) return;
     library.def((std::string(d5_operator_name) +
                  "_backward(Tensor[] inputs, Tensor[] outputs, Tensor[] gradients) -> Tensor[]").c_str());
-#endif
 }
 
 #ifdef D5_CUDA
@@ -146,7 +126,5 @@ TORCH_LIBRARY_IMPL(d5suite, CUDA, library) {
 TORCH_LIBRARY_IMPL(d5suite, CPU, library) {
 #endif
     library.impl(d5_operator_name, &Forward);
-#ifdef D5_HAS_BACKWARD
-    library.impl((std::string(d5_operator_name) + "_backward").c_str(), &Backward);
-#endif
+    if (d5_backward != nullptr) library.impl((std::string(d5_operator_name) + "_backward").c_str(), &Backward);
 }

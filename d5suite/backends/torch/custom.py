@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from onnx.helper import np_dtype_to_tensor_dtype, tensor_dtype_to_np_dtype
 
-from d5suite.custom import CustomOperator, Glue, compile_operator
-from d5suite.custom.build import macros
+from d5suite.custom import DEFINITIONS, CustomOperator, Glue, compile_operator
 from d5suite.custom.interface import require_all_outputs, require_output_shapes
 
 NAMESPACE = "d5suite"
@@ -27,16 +26,16 @@ _registered: dict[str, Path | None] = {}
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
-    """Return a factory, as in `operators.OPERATORS`, for a custom operator.
+    """Return a factory, like those of `operators.OPERATORS`, for a custom operator.
 
     Raises
     ------
     CompileError
-        If its source does not compile.
+        If the operator's source does not compile.
     ConfigurationError
-        If its source and its description disagree on the outputs' shapes.
+        If the source and the operator's description disagree on the outputs' shapes.
     NetworkError
-        If an output is not wanted.
+        If not all outputs of the operator are wanted.
     """
 
     def build(node: Any, context: Any) -> Callable[..., Any]:
@@ -82,7 +81,7 @@ def _register_source(custom: CustomOperator, name: str, device: str) -> Path:
             )
             for flag in flags
         ),
-        definitions=macros(custom, device),
+        definitions=DEFINITIONS[device],
     )
     path = compile_operator(custom, device=device, glue=glue, identifier=name)
     torch.ops.load_library(str(path))

@@ -19,9 +19,9 @@ from d5suite.levels.network import Native
 
 
 class Replica(distributed.Replica):
-    """On the CPU the arrays are PyTorch's own memory; on ``cuda`` they are copies on the host.
+    """A replica whose buffers are PyTorch's memory on the CPU, and copies on the host for ``cuda``.
 
-    A view's axes are in memory order: N, H, W, C for ``channels_last``.
+    A buffer's axes are in memory order: N, H, W, C for ``channels_last``.
     """
 
     trainer: Trainer
@@ -36,7 +36,7 @@ class Replica(distributed.Replica):
         self._hooked = False
 
     def gradients_early(self, feed: Native, ready: Callable[[str, np.ndarray], None]) -> tuple[Native, Buffers]:
-        """Call ``ready`` within the backward pass; in mode ``compile`` that is one operation."""
+        """Call ``ready`` within the backward pass, which in mode ``compile`` is one operation."""
         if not self._hooked:
             for name, tensor in self._tensors.items():
                 tensor.register_post_accumulate_grad_hook(self._hook(name))
@@ -55,20 +55,17 @@ class Replica(distributed.Replica):
         for name in self.names:
             if name not in found:  # the loss does not depend on it
                 given(name, self.view(name, answer[name]))
-        _, loss = self.trainer.executor.network.require_loss()
-        return {loss: answer[loss]}, {name: found[name] for name in self.names}
+        return self.parted(answer, found)
 
     def gradients_across(
         self, feed: Native, means: Callable[[Sequence[str]], Mapping[str, np.ndarray]]
     ) -> tuple[Native, Buffers]:
-        """Update each node's parameters before the node runs, where parts can be updated."""
+        """Update each node's parameters before the node runs, if the trainer can update parts."""
         trainer = self.trainer
         if not trainer.updates_parts:
             return super().gradients_across(feed, means)
         before = in_turn(self.names, lambda names, last: trainer.apply_part(self.native(means(names)), last))
-        answer = trainer.gradients(feed, before)
-        _, loss = trainer.executor.network.require_loss()
-        return {loss: answer[loss]}, self.buffers({name: answer[name] for name in self.names})
+        return self.parted(trainer.gradients(feed, before))
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def run(tensor: torch.Tensor) -> None:
@@ -78,7 +75,7 @@ class Replica(distributed.Replica):
         return run
 
     def view(self, name: str, tensor: Any) -> np.ndarray:
-        """See a tensor of a parameter's shape and layout as an array."""
+        """View a tensor of a parameter's shape and layout as an array; on ``cuda``, copy it."""
         return np.require(tensor.detach().permute(self._axes[name]).cpu().numpy(), requirements=["C", "W"])
 
     def buffers(self, values: Native) -> Buffers:

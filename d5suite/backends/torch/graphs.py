@@ -23,9 +23,9 @@ class RecordedCall(NamedTuple):
     Attributes
     ----------
     inputs, outputs : tuple of torch.Tensor
-        The memory that it reads and writes.
+        The memory that the call reads and writes.
     replay : callable
-        Repeats its work.
+        Repeats the call's work.
     """
 
     inputs: tuple[torch.Tensor, ...]
@@ -41,9 +41,9 @@ class Graphed:
     Parameters
     ----------
     function : callable
-        Takes and returns tensors. Other memory that it reads or writes must stay in place.
+        Takes and returns tensors. Other memory that it reads or writes must keep its address.
     moved : sequence of torch.Tensor
-        Tensors that it changes in place; recording leaves them as they were.
+        Tensors that the function changes in place; recording restores their values.
     """
 
     def __init__(self, function: Callable[..., Outputs], moved: Sequence[torch.Tensor] = ()) -> None:
@@ -73,14 +73,14 @@ class Graphed:
 def record(function: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
     """Record the work that a function issues to the GPU.
 
-    Random numbers are drawn as if it had not been called.
+    Recording leaves the state of the GPU's random generator unchanged.
 
     Returns
     -------
     tuple of torch.Tensor
-        Its outputs, which have no values before the first replay.
+        The function's outputs, which have no values before the first replay.
     callable
-        Replays it.
+        Replays the work.
     """
     drawn = torch.cuda.get_rng_state()
     current, own = torch.cuda.current_stream(), torch.cuda.Stream()

@@ -20,10 +20,10 @@ from d5suite.levels.network import Native
 
 
 class Horovod(HorovodScheme):
-    """As ``hvd.DistributedOptimizer`` does: a hook on each parameter begins its all-reduce.
+    """As ``hvd.DistributedOptimizer``, a scheme whose hook on each parameter begins its all-reduce.
 
-    That class derives from the optimizer's own and is constructed anew, without the settings and
-    the state of `Trainer`, so its calls are made here.
+    That class would replace the optimizer by a new one, without the settings and the state of
+    `Trainer`, so the scheme makes its calls itself.
     """
 
     hvd = hvd
@@ -53,7 +53,7 @@ class Horovod(HorovodScheme):
         return {loss: answer[loss]}
 
     def _begin(self, begun: dict[str, tuple[int, Any]], name: str, tensor: torch.Tensor) -> None:
-        small, context = self.compression.compress(tensor.grad.contiguous())  # it takes no others
+        small, context = self.compression.compress(tensor.grad.contiguous())  # Horovod takes no others
         begun[name] = hvd.allreduce_async_(small, name=name, op=hvd.Average), context
 
 

@@ -1,4 +1,4 @@
-"""What can be tuned of PyTorch, as data. Imports `d5suite.levels`."""
+"""The tuning knobs of PyTorch, as data. Imports `d5suite.levels`."""
 
 from d5suite.levels.knobs import MATRIX_LAYERS, MODE, TuningKnob, onednn_knobs, openmp_knobs, variable_knob
 

@@ -1,8 +1,8 @@
 """PyTorch's own image loader: a map-style dataset over Pillow, and a DataLoader.
 
 The baseline of d5suite's input pipeline; both share only the transform's definition. Encoded images
-come from files, or from an HDF5 file through h5py. Imports PyTorch, NumPy, h5py, Pillow and, for
-transforms and the location of images only, `d5suite.data`.
+come from files, or from an HDF5 file through h5py. Imports PyTorch, NumPy, Pillow, `d5suite.levels`
+and, for transforms and the location of images only, `d5suite.data`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import h5py
 import numpy as np
 import torch
 from PIL import Image
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform, crop_and_resize
+from d5suite.levels.loader import EncodedImages
 
 Transform = TrainTransform | EvalTransform
 
@@ -28,7 +28,7 @@ NAMES: Mapping[str, str] = {
     "folder": "torch.utils.data.DataLoader",
     "hdf5": "torch.utils.data.DataLoader over h5py",
 }
-"""Name of the loader in reports, by the format that it reads."""
+"""The loader's name in reports, by storage format."""
 
 
 class ImageFolder(Dataset):
@@ -59,24 +59,15 @@ class ImageFolder(Dataset):
 
 
 class ImageStore(ImageFolder):
-    """The same from an HDF5 file, which each process opens: the library is not fork-safe."""
+    """An `ImageFolder` whose encoded images come from an HDF5 file."""
 
-    def __init__(self, path: Path, split: str, classes: int, transform: Transform) -> None:
-        self.path, self.split = path, split
-        with h5py.File(path) as file:
-            labels = file[split]["labels"][...]
-            chosen = labels < classes
-            super().__init__(labels[chosen].tolist(), transform, [])
-            self.offsets = file[split]["offset"][...][chosen]
-            self.lengths = file[split]["length"][...][chosen]
-        self.content: h5py.Dataset | None = None
+    def __init__(self, images: EncodedImages, transform: Transform) -> None:
+        super().__init__(images.labels.tolist(), transform, [])
+        self.images = images
 
     def open(self, index: int) -> Image.Image:
         """Open an encoded image, read by the HDF5 library."""
-        if self.content is None:
-            self.content = h5py.File(self.path)[self.split]["bytes"]
-        begin = self.offsets[index]
-        return Image.open(io.BytesIO(self.content[begin : begin + self.lengths[index]]))
+        return Image.open(io.BytesIO(self.images.read(index)))
 
 
 def native_loader(
@@ -106,8 +97,8 @@ def native_loader(
     if isinstance(dataset, ImageNet):
         images = ImageFolder(dataset.labels.tolist(), transform, dataset.paths)
     else:
-        images = ImageStore(dataset.path, dataset.split, len(dataset.label_names), transform)
-    # One endless epoch: workers would idle at the end of each.
+        images = ImageStore(EncodedImages(dataset.path, dataset.split, len(dataset.label_names)), transform)
+    # One endless epoch, because workers idle at the end of each epoch.
     sampler = RandomSampler(images, num_samples=sys.maxsize // 2 // len(images) * len(images), generator=generator)
     yield from DataLoader(
         images, batch_size=batch_size, sampler=sampler, num_workers=workers, drop_last=True, generator=generator

@@ -24,21 +24,31 @@ from d5suite.levels.network import Native
 from d5suite.optimizers.settings import Adam
 
 TIMEOUT = timedelta(seconds=300)
-"""Timeout of a rank's wait for another; d5suite ends the job much earlier if a rank fails."""
+"""How long a rank waits for another; d5suite ends the job much earlier if a rank fails."""
 
 _TRANSPORTS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def meet(meeting: Meeting) -> Callable[[], None]:
-    """Make torch's global process group, in a file if ranks share a folder, else at rank 0."""
-    shared = meeting.folder is not None
-    where = f"file://{meeting.folder}/torch" if shared else f"tcp://{meeting.addresses()[0]}"
-    if meeting.device == "cuda":
-        torch.cuda.set_device(meeting.local_rank % torch.cuda.device_count())
-    dist.init_process_group(
-        _TRANSPORTS[meeting.device], init_method=where, rank=meeting.rank, world_size=meeting.size, timeout=TIMEOUT
-    )
-    return dist.destroy_process_group
+class ProcessGroup(FrameworkScheme):
+    """Base of PyTorch's schemes, which join the ranks in a process group."""
+
+    replica: Replica
+
+    def __init__(self, replica: AnyReplica, settings: NativeSettings) -> None:
+        super().__init__(replica, settings)
+        self._trainer = self.replica.trainer
+
+    @classmethod
+    def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
+        """Create the process group: ranks meet at a file if they share a folder, else at rank 0."""
+        shared = meeting.folder is not None
+        where = f"file://{meeting.folder}/torch" if shared else f"tcp://{meeting.addresses()[0]}"
+        if meeting.device == "cuda":
+            torch.cuda.set_device(meeting.local_rank % torch.cuda.device_count())
+        dist.init_process_group(
+            _TRANSPORTS[meeting.device], init_method=where, rank=meeting.rank, world_size=meeting.size, timeout=TIMEOUT
+        )
+        return dist.destroy_process_group
 
 
 class _Loss(torch.nn.Module):
@@ -58,28 +68,22 @@ class _Loss(torch.nn.Module):
 
 
 _parallel: weakref.WeakKeyDictionary[Trainer, tuple[NativeSettings, Any]] = weakref.WeakKeyDictionary()
-"""Each trainer's module of DistributedDataParallel, whose hooks stay with the parameters."""
+"""By trainer: settings and DistributedDataParallel module, whose hooks stay on the parameters."""
 
 
-class DistributedDataParallel(FrameworkScheme):
-    """`torch.nn.parallel.DistributedDataParallel` around the loss, then the trainer's own update.
+class DistributedDataParallel(ProcessGroup):
+    """`torch.nn.parallel.DistributedDataParallel` around the loss, with the trainer's own update.
 
     It averages the gradients during the backward pass.
     """
 
     def __init__(self, replica: AnyReplica, settings: NativeSettings) -> None:
         super().__init__(replica, settings)
-        assert isinstance(replica, Replica)
-        self._trainer = trainer = replica.trainer
+        trainer = self._trainer
         if trainer not in _parallel:
             _parallel[trainer] = settings, self._module(trainer, settings)
         made, self._loss = _parallel[trainer]
         assert made.to_dict() == settings.to_dict(), "a replica keeps its settings"
-
-    @classmethod
-    def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
-        """See `FrameworkScheme.meet`."""
-        return meet(meeting)
 
     def _module(self, trainer: Trainer, settings: Any) -> torch.nn.Module:
         return torch.nn.parallel.DistributedDataParallel(
@@ -110,36 +114,30 @@ class _ShardedLoss(torch.nn.Module):
         return self._executor.loss(feed, dict(zip(self._names, held, strict=True)))
 
 
-class FullySharded(FrameworkScheme):
+class FullySharded(ProcessGroup):
     """`torch.distributed.fsdp.fully_shard`: each rank updates its shard of every parameter.
 
-    The network is one unit, whose parameters are gathered before the forward pass. Parameters and
-    the optimizer's state are the scheme's own, in shards; the executor gets them in the end.
+    The network is one unit, whose parameters are gathered before the forward pass. The scheme has
+    its own shards of the parameters and of the optimizer's state; `finish` gives the executor the
+    parameters.
     """
 
     def __init__(self, replica: AnyReplica, settings: NativeSettings) -> None:
         from torch.distributed.fsdp import fully_shard  # takes a second
 
         super().__init__(replica, settings)
-        assert isinstance(replica, Replica)
-        self._own, self._trainer = replica, replica.trainer
-        executor = replica.trainer.executor
+        executor = self._trainer.executor
         _, self._name = executor.network.require_loss()
         self._again: bool = settings.gather_again  # type: ignore[attr-defined]
-        self._loss = _ShardedLoss(replica.trainer)
+        self._loss = _ShardedLoss(self._trainer)
         fully_shard(self._loss, reshard_after_forward=self._again)
         self._shards: list[Any] = list(self._loss.parameters())
         unused = {id(tensor) for tensor in executor.unused_parameters}
         pairs = zip(replica.names, self._shards, strict=True)
         self._unused = [shard for name, shard in pairs if id(executor.tensors[name]) in unused]
-        # Of PyTorch's fused kernels DTensor (2.13) has Adam's only.
-        fused = executor.mode != "stock" and isinstance(replica.trainer.optimizer, Adam)
-        self._optimizer = native_optimizer(replica.trainer.optimizer, self._shards, fused=fused)
-
-    @classmethod
-    def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
-        """See `FrameworkScheme.meet`."""
-        return meet(meeting)
+        # Of PyTorch's fused optimizer kernels, DTensor (2.13) supports only Adam's.
+        fused = executor.mode != "stock" and isinstance(self._trainer.optimizer, Adam)
+        self._optimizer = native_optimizer(self._trainer.optimizer, self._shards, fused=fused)
 
     def step(self, feed: Native) -> Native:
         """See `FrameworkScheme.step`."""
@@ -155,7 +153,7 @@ class FullySharded(FrameworkScheme):
         return {self._name: loss.detach()}
 
     def _clip(self) -> None:
-        """Clip by the formula, whose norm is of all ranks' shards."""
+        """Clip gradients by value, and by their global norm over the shards of all ranks."""
         optimizer = self._trainer.optimizer
         if not (optimizer.clip_value or optimizer.clip_norm):
             return
@@ -169,11 +167,13 @@ class FullySharded(FrameworkScheme):
             torch._foreach_mul_(own, (optimizer.clip_norm / square.sqrt()).clamp(max=1.0))
 
     def _whole(self) -> dict[str, torch.Tensor]:
-        return {name: shard.detach().full_tensor() for name, shard in zip(self._own.names, self._shards, strict=True)}
+        return {
+            name: shard.detach().full_tensor() for name, shard in zip(self.replica.names, self._shards, strict=True)
+        }
 
     def weights(self) -> Buffers:
         """See `FrameworkScheme.weights`."""
-        return {name: np.array(self._own.view(name, tensor)) for name, tensor in self._whole().items()}
+        return {name: np.array(self.replica.view(name, tensor)) for name, tensor in self._whole().items()}
 
     def finish(self) -> None:
         """See `FrameworkScheme.finish`."""

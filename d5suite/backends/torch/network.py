@@ -45,8 +45,10 @@ class Executor(level.Executor):
     Attributes
     ----------
     tensors : dict of str to torch.Tensor
-        Every initializer by neutral name. Parameters require gradients; running statistics move in
-        place.
+        Every initializer by neutral name. Parameters require gradients; running statistics are
+        updated in place.
+    dtype, activations : torch.dtype
+        Type of the parameters, and of activations and of weights where they are used.
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
@@ -54,8 +56,8 @@ class Executor(level.Executor):
         if mode == "compile":
             require_compiler()
         check_statistics(network)
-        self._dtype = torch.float64 if precision == "fp64" else torch.float32
-        self._activations = _NARROW.get(precision, self._dtype)
+        self.dtype = torch.float64 if precision == "fp64" else torch.float32
+        self.activations = _NARROW.get(precision, self.dtype)
         self.tensors = {name: self._native(value) for name, value in network.initializers.items()}
         self._parameters = [self.tensors[name].requires_grad_() for name in network.parameters]
 
@@ -82,19 +84,11 @@ class Executor(level.Executor):
             self._replayed = Graphed(self._trained, [self.tensors[name] for name in network.statistics])
 
     def _plan(self, outputs: Sequence[str], *, training: bool, wrap: Wrap | None = None) -> _Plan:
-        return _Plan(
-            self.network,
-            outputs,
-            training=training,
-            device=self.device,
-            dtype=self._dtype,
-            precision=self.precision,
-            wrap=wrap,
-        )
+        return _Plan(self, outputs, training=training, wrap=wrap)
 
     @contextlib.contextmanager
     def rebuilt(self, wrap: Wrap) -> Iterator[None]:
-        """Run what ``wrap(name, call)`` returns for each node, for as long as the context lasts."""
+        """Within the context, run ``wrap(name, call)``'s result in place of each node's call."""
         network, infer = self.network, self._infer
         train = self._train if network.loss is not None else None
         self._infer = self._compiled(self._plan(network.outputs, training=False, wrap=wrap))
@@ -123,7 +117,7 @@ class Executor(level.Executor):
     def _native(self, value: np.ndarray) -> torch.Tensor:
         """Return a copy of an initializer in the parameters' type and the mode's layout."""
         tensor = torch.tensor(value)
-        return self._placed(tensor, self._dtype if tensor.is_floating_point() else tensor.dtype)
+        return self._placed(tensor, self.dtype if tensor.is_floating_point() else tensor.dtype)
 
     def _placed(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         layout = CHANNELS_LAST.get(tensor.ndim) if self.mode == "channels_last" else None
@@ -135,15 +129,16 @@ class Executor(level.Executor):
         for name, array in arrays.items():
             tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
             dtype = self.network.dtypes[name]
-            fed[name] = self._placed(tensor, self._activations if is_floating(dtype) else getattr(torch, dtype.name))
+            fed[name] = self._placed(tensor, self.activations if is_floating(dtype) else getattr(torch, dtype.name))
             if fed[name].data_ptr() == tensor.data_ptr():
-                # NumPy copies: PyTorch's threads would spin on cores that the loader needs.
+                # Copied by NumPy: PyTorch's threads would spin on cores that the loader needs.
                 fed[name] = torch.from_numpy(np.array(array, order="C"))
         return fed
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
-        dtype = torch.float64 if self.precision == "fp64" else torch.float32
-        return {name: np.array(value.detach().to("cpu", dtype).numpy(), order="C") for name, value in values.items()}
+        return {
+            name: np.array(value.detach().to("cpu", self.dtype).numpy(), order="C") for name, value in values.items()
+        }
 
     def parameters(self) -> dict[str, np.ndarray]:
         self._statistics.settle()
@@ -176,7 +171,7 @@ class Executor(level.Executor):
         with torch.inference_mode():
             if not self._inference_weights:
                 self._inference_weights = [
-                    self.tensors[name].to(self._activations) if rounded else self.tensors[name]
+                    self.tensors[name].to(self.activations) if rounded else self.tensors[name]
                     for name, rounded in self._inference_sources
                 ]
             else:
@@ -190,7 +185,7 @@ class Executor(level.Executor):
         self._stale = True
 
     def loss(self, feed: Native, weights: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """Return the loss in training mode, with its autograd graph; running statistics move.
+        """Return the loss in training mode, with its autograd graph; update running statistics.
 
         ``weights`` replace the parameters of these names.
         """
@@ -201,9 +196,9 @@ class Executor(level.Executor):
         return loss
 
     def loss_in_turn(self, feed: Native, before: Callable[[Iterable[str]], None]) -> torch.Tensor:
-        """Do as `loss`, and call ``before`` with each node's parameters before it runs.
+        """Return `loss`, calling ``before`` with each node's parameters before the node runs.
 
-        At the end it gets all parameters.
+        At the end, ``before`` is called with all parameters.
         """
         if self._in_turn is None:
             known = set(self.network.parameters)
@@ -224,7 +219,7 @@ class Executor(level.Executor):
         return found
 
     def _inputs(self, feed: Native) -> list[torch.Tensor]:
-        """Return the inputs of a training pass, which moves running statistics."""
+        """Return the inputs of a training pass, and note that it updates running statistics."""
         inputs = [feed[name] for name in (*self.network.inputs, self._label)]
         self._stale = True
         self._statistics.count(len(inputs[-1]))
@@ -240,7 +235,7 @@ class Executor(level.Executor):
         return {name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
 
     def _differentiated(self, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return a loss without its graph, and its gradients."""
+        """Return a loss, detached from its graph, and its gradients."""
         scaled = loss * GRADIENT_SCALE if self.precision == "fp16" else loss
         gradients = torch.autograd.grad(scaled, self._parameters, materialize_grads=True) if self._parameters else ()
         if self.precision == "fp16" and gradients:
@@ -284,31 +279,17 @@ class _Plan:
     module : torch.fx.GraphModule
     """
 
-    def __init__(
-        self,
-        network: Network,
-        outputs: Sequence[str],
-        *,
-        training: bool,
-        device: str,
-        dtype: torch.dtype,
-        precision: str,
-        wrap: Wrap | None = None,
-    ) -> None:
-        narrow = _NARROW.get(precision)
+    def __init__(self, executor: Executor, outputs: Sequence[str], *, training: bool, wrap: Wrap | None = None) -> None:
+        network, narrows = executor.network, executor.activations != executor.dtype
         nodes = [step.node for step in schedule(network, outputs, training=training)]
         context = Context.of_network(
-            network,
-            training=training,
-            activations=precision,
+            network, training=training, activations=executor.precision, device=executor.device, dtype=executor.dtype,
             overwrites=_overwrites(nodes, network, outputs),
-            device=device,
-            dtype=dtype,
-        )
+        )  # fmt: skip
         graph = torch.fx.Graph()
         values: dict[tuple[str, bool], torch.fx.Node] = {}
         uses = [
-            [(name, narrow is not None and is_rounded(network, node, index)) for index, name in enumerate(node.inputs)]
+            [(name, narrows and is_rounded(network, node, index)) for index, name in enumerate(node.inputs)]
             for node in nodes
         ]
         self.weights = list(dict.fromkeys(key for use in uses for key in use if key[0] in network.initializers))
@@ -320,7 +301,7 @@ class _Plan:
             values[network.require_loss()[0], False] = graph.placeholder("labels")
             for key in self.weights:
                 if key[1]:
-                    values[key] = graph.call_function(torch.Tensor.to, (values[key], narrow))
+                    values[key] = graph.call_function(torch.Tensor.to, (values[key], executor.activations))
         for node, use in zip(nodes, uses, strict=True):
             arguments = tuple(values[key] if key[0] else None for key in use)
             call = OPERATORS[node.op_type](node, context)
@@ -358,10 +339,10 @@ def _overwrites(nodes: Sequence[Node], network: Network, outputs: Sequence[str])
 class _Statistics:
     """Running variances, corrected when they are read.
 
-    PyTorch's kernel moves them by the batch's unbiased variance, ONNX by the biased one. After k
-    steps from v0 with momentum m and n values per channel, the kernel holds ``m^k v0 + s n / (n -
-    1)`` and ONNX ``m^k v0 + s``; `settle` replaces the former by the latter. So a step is the
-    native kernel alone.
+    PyTorch's kernel updates them with the batch's unbiased variance, ONNX with the biased one.
+    After k steps from v0 with momentum m and n values per channel, the kernel holds ``m^k v0 + s n
+    / (n - 1)`` and ONNX ``m^k v0 + s``; `settle` replaces the kernel's value by ONNX's. So a step
+    runs the native kernel alone.
     """
 
     def __init__(self, network: Network, tensors: dict[str, torch.Tensor]) -> None:
@@ -377,7 +358,7 @@ class _Statistics:
         self.restart()
 
     def restart(self) -> None:
-        """Take the variances as correct."""
+        """Take the current variances as correct, and count steps from here."""
         self._steps = 0
         self._starts = [variance.clone() for variance in self._variances]
 

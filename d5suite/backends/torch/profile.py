@@ -1,9 +1,9 @@
 """Layer times on PyTorch: `torch.profiler` over a step whose nodes are labelled.
 
-While a profile is taken, a copy of the executor's graph of native calls runs, in which each node's
-call is wrapped in `torch.profiler.record_function`. The graph that is timed otherwise has no such
-call. Functions of the backward pass belong to the node whose forward call has made them, which
-their sequence numbers say. In mode ``compile`` the copy is compiled, and its program times each of
+While a profile is taken, the executor runs a copy of its graph, in which each node's call is
+wrapped in `torch.profiler.record_function`. The graph that is timed otherwise has no such wrappers.
+Functions of the backward pass belong to the node whose forward call has made them, as their
+sequence numbers tell. In mode ``compile`` the copy is compiled, and its program times each of
 inductor's kernels. Imports PyTorch, `d5suite.levels` and this adapter's `network`.
 """
 
@@ -32,7 +32,7 @@ _LABEL = "d5suite node "
 _EVALUATE = "autograd::engine::evaluate_function: "
 
 _COMPILED = {"forward": "compiled forward pass", "backward": "compiled backward pass"}
-"""Name of what a compiled program does between its kernels, by direction."""
+"""Key in `Profile.other` for a compiled program's time between its kernels, by direction."""
 
 _KINDS = {
     "Optimizer.": OPTIMIZER,
@@ -40,7 +40,7 @@ _KINDS = {
     _EVALUATE + "CompiledFunction": _COMPILED["backward"],
     "Torch-Compiled Region": _COMPILED["forward"],
 }
-"""What events of no node are, by how their names begin."""
+"""Key in `Profile.other` for events that belong to no node, by the prefix of their names."""
 
 _METHOD = "torch.profiler on the CPU: wall time of each node's call and of the backward functions that it made"
 
@@ -54,7 +54,7 @@ _Times = dict[tuple[tuple[str, ...], str], tuple[float, float]]
 
 
 class _Nodes:
-    """Which node a call is for, and which backward functions it makes.
+    """Labels on nodes' calls, and a record of the backward functions that each node makes.
 
     Attributes
     ----------
@@ -109,9 +109,9 @@ class _Marks:
 class _Kernels:
     """Which nodes inductor's kernels compute, and for how long they run.
 
-    Traced operations carry the name of their node (`wrap`), and so do those that differentiate
-    them. While a program is generated (`followed`), inductor says of which operations a kernel is
-    made. The program then calls `started` before each kernel, and at its end.
+    Traced operations and their backward operations carry the name of their node (`wrap`). While a
+    program is generated (`followed`), inductor tells the operations of each kernel. The program
+    then calls `started` before each kernel, and at its end.
     """
 
     _NODE = "d5suite node"
@@ -137,7 +137,7 @@ class _Kernels:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Give the programs that are compiled in this context their calls of `started`."""
+        """Within the context, make compiled programs call `started`."""
         from torch._functorch import config as autograd_config
         from torch._inductor import config, debug
         from torch._inductor.codegen import cpp
@@ -171,7 +171,7 @@ class _Kernels:
             yield
 
     def _made(self, schedule: Any, kernel: str, is_extern: bool = False) -> int:
-        """Note the nodes of a kernel that inductor writes a call of; return its number."""
+        """Note the nodes of a kernel whose call inductor generates; return the kernel's number."""
         from torch._inductor.virtualized import V
 
         parts = [schedule] if is_extern else [each.node for each in schedule if getattr(each, "node", None) is not None]
@@ -181,7 +181,7 @@ class _Kernels:
         return len(self._owners) - 1
 
     def times(self, order: Iterable[str]) -> _Times:
-        """Return the seconds and calls of all `runs`, by nodes in order; some belong to no node."""
+        """Return the seconds and calls of all `runs`, by their nodes (maybe none) and direction."""
         place = {name: number for number, name in enumerate(order)}
         found: _Times = {}
         for (number, start), (_, stop) in itertools.pairwise(self.runs):
@@ -194,7 +194,7 @@ class _Kernels:
 
 
 KERNELS = _Kernels()
-"""Of all programs of this process that were compiled for a profile; they call it by this name."""
+"""The kernels of all programs compiled for profiles in this process, which call it by this name."""
 
 
 def profile(executor: Executor, step: Callable[[], None], steps: int, folder: Path, trainer: Trainer | None) -> Profile:
@@ -223,7 +223,7 @@ def profile(executor: Executor, step: Callable[[], None], steps: int, folder: Pa
 
 
 def _within(other: dict[str, float], kernels: _Times) -> tuple[_Times, dict[str, float]]:
-    """Take the kernels' times out of those of the compiled programs in which they run."""
+    """Subtract the kernels' times from those of the compiled programs in which they run."""
     other = dict(other)
     for (names, direction), (seconds, _) in kernels.items():
         around = _COMPILED[direction]

@@ -59,7 +59,7 @@ def versions() -> dict[str, str]:
 
 
 def mode_problem(mode: str) -> str | None:
-    """Return how the environment switches off `torch.compile` in the mode that uses it, or None."""
+    """Return how the environment switches off `torch.compile` where a mode needs it, else None."""
     if mode != "compile":
         return None
     import torch._dynamo.config as settings
@@ -72,7 +72,7 @@ def mode_problem(mode: str) -> str | None:
 
 
 def device_problem(device: str) -> str | None:
-    """Return why a device cannot be used, or None."""
+    """Return why a device cannot be used; None if it can."""
     if device == "cpu":
         return None
     if not torch.backends.cuda.is_built():
@@ -128,7 +128,7 @@ class L2Flush(level.L2Flush):
 
 
 def l2_flush(device: str) -> L2Flush | None:
-    """Return what makes the device's L2 cache cold; None on the CPU."""
+    """Return a callable that makes the device's L2 cache cold; None on the CPU."""
     return L2Flush() if device == "cuda" else None
 
 

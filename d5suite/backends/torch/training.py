@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from d5suite.backends.torch.network import Executor
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS
 from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
@@ -24,7 +22,7 @@ _SLOTS: Mapping[str, Mapping[str, str]] = {
     "adam": {"moment": "exp_avg", "square": "exp_avg_sq"},
     "adamw": {"moment": "exp_avg", "square": "exp_avg_sq"},
 }
-"""By optimizer: PyTorch's names of its state arrays."""
+"""PyTorch's names of an optimizer's state arrays, by optimizer and neutral slot."""
 
 
 class RootedRMSProp(torch.optim.Optimizer):
@@ -73,9 +71,9 @@ def native_optimizer(settings: Optimizer, tensors: Sequence[torch.Tensor], *, fu
     settings : Optimizer
     tensors : sequence of torch.Tensor
     fused : bool
-        Whether one kernel updates everything; it wants each gradient in its parameter's layout.
-        RMSProp, which PyTorch does not fuse, takes all parameters at once (``foreach``). If false,
-        no option is set: PyTorch chooses, on the CPU one parameter after another.
+        Whether one fused kernel updates all parameters; each gradient must have its parameter's
+        layout. RMSProp, which PyTorch does not fuse, takes all parameters at once (``foreach``). If
+        false, no option is set: PyTorch chooses, on the CPU one parameter after another.
     """
     common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if isinstance(settings, RMSProp):
@@ -94,7 +92,7 @@ def native_optimizer(settings: Optimizer, tensors: Sequence[torch.Tensor], *, fu
 
 
 class Trainer(training.Trainer):
-    """The native optimizer, in ``fp16`` with `torch.amp.GradScaler`."""
+    """A trainer with the native optimizer, in ``fp16`` with `torch.amp.GradScaler`."""
 
     executor: Executor
 
@@ -114,7 +112,6 @@ class Trainer(training.Trainer):
             growth_interval=LOSS_SCALING.interval,
             enabled=executor.precision == "fp16",
         )
-        self._steps = 0
         self._optimizer.register_step_post_hook(self._count)
         # The optimizer skips parameters without a gradient, but weight decay applies to them too.
         self._unused = [(tensor, torch.zeros_like(tensor)) for tensor in executor.unused_parameters]
@@ -143,7 +140,7 @@ class Trainer(training.Trainer):
         return {self._loss: loss}
 
     def step_of(self, loss_of: Callable[[Native], torch.Tensor], feed: Native, *more: Native) -> Native:
-        """Make a step whose loss another callable computes, such as a parallel module."""
+        """Make a step whose loss ``loss_of`` computes, such as a parallel module."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = loss_of(feed)
         self._scaler.scale(loss).backward()
@@ -163,9 +160,9 @@ class Trainer(training.Trainer):
         return {self._loss: loss}
 
     def gradients(self, feed: Native, before: Callable[[Iterable[str]], None] | None = None) -> Native:
-        """Return the gradients that `torch.Tensor.backward` leaves; no two of them share memory.
+        """Return the loss and, from `torch.Tensor.backward`, gradients that share no memory.
 
-        ``before`` is `Executor.loss_in_turn`'s: it may call `apply_part`.
+        ``before`` is passed to `Executor.loss_in_turn`, and may call `apply_part`.
         """
         self._optimizer.zero_grad(set_to_none=True)
         loss = self.executor.loss(feed) if before is None else self.executor.loss_in_turn(feed, before)
@@ -184,16 +181,17 @@ class Trainer(training.Trainer):
 
     @property
     def updates_parts(self) -> bool:
-        """Whether some parameters can be updated while a forward pass goes on without them.
+        """Whether parameters can be updated in parts, while a forward pass runs.
 
-        Clipping needs all gradients; where weights are rounded, that comes first; a graph is whole.
+        Clipping takes all gradients. A forward pass in 16 bits first rounds all weights. A compiled
+        or recorded graph runs as a whole.
         """
         executor = self.executor
         whole = executor.mode in ("compile", "cuda_graphs") or executor.precision not in ("fp32", "fp64")
         return not whole and not self._clips
 
     def apply_part(self, gradients: Native, last: bool) -> None:
-        """Update some parameters; with the last ones the update counts."""
+        """Update some parameters; count the update if they are its ``last`` ones."""
         steps = self._steps
         for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
             tensor.grad = self._laid_out(gradients[name], tensor) if name in gradients else None
@@ -220,7 +218,7 @@ class Trainer(training.Trainer):
         self._steps += 1
 
     def _clip(self) -> None:
-        """Clip by the formula; PyTorch's ``clip_grad_norm_`` adds 1e-6 to the norm."""
+        """Clip gradients by value and norm; PyTorch's ``clip_grad_norm_`` adds 1e-6 to the norm."""
         gradients = [tensor.grad for tensor in self._tensors]
         limit = self.optimizer.clip_value
         if limit:
@@ -233,34 +231,27 @@ class Trainer(training.Trainer):
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 
-    def state(self) -> dict[str, np.ndarray]:
-        found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
-        if self._scaler.is_enabled():
-            scaling = self._scaler.state_dict()
-            found[LOSS_SCALE] = np.array(scaling["scale"])
-            found[UNSCALED_STEPS] = np.array(scaling["_growth_tracker"])
-        for slot, native in self._slots():
-            for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
-                held = self._optimizer.state[tensor].get(native)
-                value = torch.full_like(tensor, self.optimizer.initial) if held is None else held
-                found.update({f"{slot}/{name}": array for array in self.executor.fetch({name: value}).values()})
-        return found
+    def _counts(self) -> tuple[int, float, int]:
+        scaling = self._scaler.state_dict()  # empty except in fp16
+        return self._steps, scaling.get("scale", 1.0), scaling.get("_growth_tracker", 0)
 
-    def load_state(self, values: Arrays) -> None:
-        self.check_state(values)
-        self.set_learning_rate(float(values[LEARNING_RATE]))
-        self._steps = int(values[STEPS])
+    def _load_counts(self, steps: int, scale: float, unscaled: int) -> None:
+        self._steps = steps
         if self._scaler.is_enabled():
-            held = {"scale": float(values[LOSS_SCALE]), "_growth_tracker": int(values[UNSCALED_STEPS])}
+            held = {"scale": scale, "_growth_tracker": unscaled}
             self._scaler.load_state_dict({**self._scaler.state_dict(), **held})
-        for slot, native in self._slots():
-            for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
-                value = torch.empty_like(tensor.detach()).copy_(torch.tensor(values[f"{slot}/{name}"]))
-                self._optimizer.state[tensor][native] = value
         if self.optimizer.name in ("adam", "adamw", "adagrad"):
             for tensor in self._tensors:
-                where = tensor.device if self._fused else None  # else PyTorch wants it on the CPU
-                self._optimizer.state[tensor]["step"] = torch.tensor(float(self._steps), device=where)
+                where = tensor.device if self._fused else None  # unfused, PyTorch wants the count on the CPU
+                self._optimizer.state[tensor]["step"] = torch.tensor(float(steps), device=where)
 
-    def _slots(self) -> list[tuple[str, str]]:
-        return [(slot, _SLOTS[self.optimizer.name][slot]) for slot in self.optimizer.slots]
+    def _held(self, slot: str) -> Native:
+        names, native = self.executor.network.parameters, _SLOTS[self.optimizer.name][slot]
+        start = torch.tensor(self.optimizer.initial, dtype=self.executor.dtype)  # before the first step there is none
+        states = (self._optimizer.state[tensor].get(native, start.expand_as(tensor)) for tensor in self._tensors)
+        return dict(zip(names, states, strict=True))
+
+    def _load_slot(self, slot: str, values: Arrays) -> None:
+        native = _SLOTS[self.optimizer.name][slot]
+        for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
+            self._optimizer.state[tensor][native] = torch.empty_like(tensor.detach()).copy_(torch.tensor(values[name]))

@@ -134,7 +134,7 @@ def open_store(
     split : str
         ``train``, ``val`` or ``validation`` (the same), or ``test``.
     classes : int, optional
-        Keep only this many first classes; all by default.
+        Number of classes to use, from the first; by default all.
 
     Returns
     -------

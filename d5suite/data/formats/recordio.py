@@ -299,9 +299,8 @@ def _labels(store: Store, number: int) -> list[int]:
     labels = store.labels
     if not isinstance(labels, SparseLabels):
         return [int(labels[number])]
-    first, end = labels.starts[number : number + 2].tolist()
-    classes, present = labels.classes[first:end], labels.values[first:end] == 1
-    return [int(present.sum()), *classes[present].tolist(), *classes[~present].tolist()]
+    present, absent = labels.verified(number)
+    return [len(present), *present, *absent]
 
 
 def framed(data: bytes, where: str) -> bytes:

@@ -98,9 +98,8 @@ class Store:
         """Return an image's label name, or verified labels such as ``+/m/01yrx -/m/0bt9lr``."""
         if not isinstance(self.labels, SparseLabels):
             return self.label_names[int(self.labels[number])]
-        row = slice(*self.labels.starts[number : number + 2].tolist())
-        verified = zip(self.labels.classes[row].tolist(), self.labels.values[row].tolist(), strict=True)
-        return " ".join(sorted("-+"[value] + self.label_names[label] for label, value in verified)) or "none"
+        signs = zip("+-", self.labels.verified(number), strict=True)
+        return " ".join(sorted(sign + self.label_names[label] for sign, row in signs for label in row)) or "none"
 
     def first_classes(self, count: int) -> Store:
         """Return the store with the first classes, and images with a label among these.

@@ -290,7 +290,7 @@ def example(store: Store, number: int, content: bytes) -> bytes:
     store : Store
         The dataset, with the image's name and labels.
     number : int
-        The image's.
+        The image's number.
     content : bytes
         The encoded image.
     """
@@ -299,10 +299,7 @@ def example(store: Store, number: int, content: bytes) -> bytes:
         features["image/format"], features["image/height"], features["image/width"] = found[0], [found[1]], [found[2]]
     labels = store.labels
     if isinstance(labels, SparseLabels):
-        first, end = labels.starts[number : number + 2].tolist()
-        classes, present = labels.classes[first:end], labels.values[first:end] == 1
-        features["image/class/positive"] = classes[present].tolist()
-        features["image/class/negative"] = classes[~present].tolist()
+        features["image/class/positive"], features["image/class/negative"] = labels.verified(number)
     else:
         name = store.label_names[labels[number]]
         features["image/class/label"] = [int(labels[number])]

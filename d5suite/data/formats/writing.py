@@ -95,7 +95,7 @@ class RecordWriter(StoreWriter):
 
     @abstractmethod
     def record(self, split: str, number: int, content: bytes) -> tuple[str, bytes]:
-        """Return the name of an image's file, and its record."""
+        """Return the name of the record file for an image, and the image's record."""
 
     @abstractmethod
     def scan(self, split: str) -> Store:

@@ -1,7 +1,7 @@
 """What each algorithm sends, exactly: messages and bytes of one rank, for any length.
 
 The published formulas are for lengths that the number of ranks divides; here each segment has its
-own length. With p ranks, n bytes in all, k = ⌊lg p⌋ and q = 2^k they are, sent by each rank:
+own length. With p ranks, n bytes in all, k = ⌊lg p⌋ and q = 2^k, each rank sends:
 
 ================== ============ ====================
 all-reduce         messages     bytes
@@ -11,8 +11,8 @@ recursive doubling k            kn
 halving-doubling   2k           2n(q - 1)/q
 ================== ============ ====================
 
-Reduce-scatter and all-gather by a ring send half of it. If p > q, one message of n bytes more goes
-from each of p - q ranks to another one, and back. Sources: Thakur, Rabenseifner and Gropp,
+Reduce-scatter and all-gather by a ring each send half as much. If p > q, another message of n bytes
+goes from each of p - q ranks to another rank, and back. Sources: Thakur, Rabenseifner and Gropp,
 "Optimization of collective communication operations in MPICH", Int. J. High Perform. Comput. Appl.
 19(1), 2005; Patarasuk and Yuan, J. Parallel Distrib. Comput. 69(2), 2009. With k servers, one for
 each segment, a worker sends n to them, and a server n/k to each other rank (Li et al., OSDI 2014).
@@ -75,7 +75,7 @@ class RankCall:
         return self.length * self.itemsize
 
     def part(self, place: int, parts: int | None = None, width: int = 1) -> int:
-        """Return the bytes of one of the segments, or of ``width`` consecutive ones."""
+        """Return the bytes of one segment, or of ``width`` consecutive segments."""
         found = segments(self.length, parts or self.size)
         place %= len(found)
         return (found[place + width - 1].stop - found[place].start) * self.itemsize
@@ -98,7 +98,7 @@ def _ring_all_reduce(call: RankCall) -> Cost:
 
 
 def _folded(call: RankCall, inner: Callable[[int, int], tuple[int, int]]) -> Cost:
-    """Return the cost of ``inner(place, rounds)``, equal both ways, plus that of the surplus."""
+    """Return the cost of ``inner(place, rounds)``, equal both ways, and of folding the surplus."""
     rounds = call.size.bit_length() - 1
     surplus, once = call.size - 2**rounds, Cost(1, call.nbytes, 1, call.nbytes)
     folds = call.place < 2 * surplus
@@ -113,7 +113,7 @@ def _recursive_doubling(call: RankCall) -> Cost:
 
 
 def _halving_doubling(call: RankCall) -> Cost:
-    """Halving sends all but the own segment; doubling what is known, 1, 2, 4, ... segments."""
+    """Halving sends all but the own segment; doubling sends the known 1, 2, 4, ... segments."""
 
     def inner(place: int, rounds: int) -> tuple[int, int]:
         known = sum(call.part(place & -(1 << j), 2**rounds, 1 << j) for j in range(rounds))
@@ -123,7 +123,7 @@ def _halving_doubling(call: RankCall) -> Cost:
 
 
 def _children(call: RankCall) -> int:
-    """Return the ranks with one bit more, below one's lowest: ⌈lg p⌉ of the root."""
+    """Count a rank's children, which have one more bit below its lowest; the root has ⌈lg p⌉."""
     lowest = call.place & -call.place or call.size
     return sum((1 << j) < lowest and call.place + (1 << j) < call.size for j in range(call.size.bit_length()))
 
@@ -178,7 +178,7 @@ FORMULAS: Mapping[str, Formulas] = {
     **{f"parameter_server{name}": {"all_reduce": _parameter_server(k)} for name, k in (("", 1), ("_2", 2), ("_4", 4))},
     "default": {**TREE, **RING, "all_to_all": _all_to_all, "barrier": _barrier},
 }
-"""Costs by algorithm, collective; ``default`` is `d5suite.distributed.algorithms.DEFAULTS`."""
+"""Costs by algorithm and collective; ``default`` is `d5suite.distributed.algorithms.DEFAULTS`."""
 
 
 def cost(
@@ -203,9 +203,9 @@ def cost(
     length, itemsize : int
         Elements of the array, and bytes of one.
     root : int
-        Of broadcast and reduce.
+        The root of a broadcast or reduce.
     hosts : sequence of str, optional
-        By rank, for the hierarchical algorithm; one host if not given.
+        Hosts by rank, for the hierarchical algorithm; one host if not given.
     """
     if algorithm == "hierarchical" and collective in TREE:
         found = groups(hosts or [""] * size, root)

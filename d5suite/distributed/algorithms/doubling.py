@@ -46,7 +46,7 @@ def _folded(
 
 
 def recursive_doubling(communicator: Communicator, array: np.ndarray) -> None:
-    """All-reduce of whole arrays in lg p rounds: the fewest messages, for small arrays."""
+    """All-reduce whole arrays in lg p rounds: the fewest messages, for small arrays."""
 
     def inner(place: int, places: int, rank_of: Callable[[int], int]) -> None:
         taken, bit = np.empty_like(array), 1
@@ -60,7 +60,7 @@ def recursive_doubling(communicator: Communicator, array: np.ndarray) -> None:
 
 
 def halving_doubling(communicator: Communicator, array: np.ndarray) -> None:
-    """All-reduce that halves what each pair adds, then doubles what each pair knows."""
+    """All-reduce by recursive halving (reduce-scatter), then recursive doubling (all-gather)."""
     flat = array.reshape(-1)
 
     def inner(place: int, places: int, rank_of: Callable[[int], int]) -> None:
@@ -70,7 +70,7 @@ def halving_doubling(communicator: Communicator, array: np.ndarray) -> None:
         spare = np.empty(start((places + 1) // 2), flat.dtype)
 
         def half(of: int, bit: int) -> np.ndarray:
-            """Return the segments whose number shares this bit and all above with a place's."""
+            """Return the segments whose number equals a place in this bit and all higher bits."""
             first = of & -bit
             return flat[start(first) : start(first + bit)]
 

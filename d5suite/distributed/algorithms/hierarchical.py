@@ -14,7 +14,7 @@ from d5suite.levels.distributed import Collective, Communicator
 
 
 def groups(hosts: Sequence[str], root: int = 0) -> list[list[int]]:
-    """Return the ranks of each host; the first of a group leads it, as the root does its own."""
+    """Return the ranks of each host; a group's first rank leads it, and the root leads its own."""
     by_host: dict[str, list[int]] = {}
     for rank in [root, *(rank for rank in range(len(hosts)) if rank != root)]:
         by_host.setdefault(hosts[rank], []).append(rank)

@@ -1,4 +1,4 @@
-"""What algorithms share: an exchange of two messages, and one rank's place in a group.
+"""What algorithms share: the group of all ranks, an exchange of two messages, and addition.
 
 Imports NumPy and `d5suite.levels.distributed`.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from d5suite.levels.distributed import Communicator
 
 TAG = 32767
-"""Tag of collectives' messages: the largest that every MPI takes, apart from users' tags."""
+"""Tag of collectives' messages, apart from users' tags: the largest that every MPI accepts."""
 
 
 def everyone(communicator: Communicator) -> Sequence[int]:
@@ -29,6 +29,6 @@ def exchange(communicator: Communicator, given: np.ndarray, to: int, taken: np.n
 
 
 def add(communicator: Communicator, array: np.ndarray, other: np.ndarray, source: int) -> None:
-    """Add another rank's array in place, in one order on both ranks: NaN's bits are equal, too."""
+    """Add another rank's array in place, in the same order on both ranks: even NaNs are equal."""
     first, second = (array, other) if communicator.rank < source else (other, array)
     np.add(first, second, out=array)

@@ -28,7 +28,7 @@ def all_to_all(communicator: Communicator, array: np.ndarray, *, taken: np.ndarr
 
 
 def barrier(communicator: Communicator, array: np.ndarray) -> None:
-    """Dissemination: send to the rank 1, 2, 4, ... further on, in ⌈lg p⌉ empty messages.
+    """Dissemination: send an empty message to the ranks 1, 2, 4, ... further on, in ⌈lg p⌉ rounds.
 
     Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", Int. J. Parallel
     Program. 17(1), 1988.

@@ -17,10 +17,10 @@ from d5suite.levels.distributed import Collective, Communicator, segments
 
 
 def parameter_server(servers: int) -> Mapping[str, Collective]:
-    """Return the collectives with so many servers, or as many as there are ranks."""
+    """Return the collectives with this many servers, at most one per rank."""
 
     def all_reduce(communicator: Communicator, array: np.ndarray) -> None:
-        """Send a segment to each server and receive its sum: it adds in the order of ranks."""
+        """Send each server its segment and receive the sum: its own first, then others by rank."""
         flat, me = array.reshape(-1), communicator.rank
         parts = dict(enumerate(flat[part] for part in segments(flat.size, min(servers, communicator.size))))
         others = [rank for rank in range(communicator.size) if rank != me]

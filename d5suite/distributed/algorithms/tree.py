@@ -1,4 +1,4 @@
-"""The binomial tree: ⌈lg p⌉ rounds, in each of which twice as many ranks have taken part.
+"""The binomial tree: in each of ⌈lg p⌉ rounds, the number of ranks that take part doubles.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 Int. J. High Perform. Comput. Appl. 19(1), 2005, section 4.
@@ -19,7 +19,7 @@ from d5suite.levels.distributed import Collective, Communicator
 def broadcast(
     communicator: Communicator, array: np.ndarray, *, root: int = 0, ranks: Sequence[int] | None = None
 ) -> None:
-    """Receive from the rank without one's lowest bit, counted from the root; then pass it on."""
+    """Receive from the parent, whose number from the root lacks this rank's lowest bit; pass on."""
     ranks = ranks or everyone(communicator)
     size, at = len(ranks), ranks.index(root)
     me, bit = (ranks.index(communicator.rank) - at) % size, 1
@@ -34,7 +34,7 @@ def broadcast(
 
 
 def reduce(communicator: Communicator, array: np.ndarray, *, root: int = 0, ranks: Sequence[int] | None = None) -> None:
-    """Add what the ranks with one more bit send; then send it to the one without one's lowest."""
+    """Add the arrays that the child ranks send; then send the sum to the parent rank."""
     ranks = ranks or everyone(communicator)
     size, at = len(ranks), ranks.index(root)
     me, bit = (ranks.index(communicator.rank) - at) % size, 1

@@ -30,7 +30,7 @@ class Transport:
     launcher : str
         What starts its ranks: ``process`` (d5suite), ``mpi`` (mpiexec) or ``none`` (one rank).
     devices : tuple of str
-        Where the arrays that it moves may lie.
+        Devices on which the arrays may lie.
     """
 
     name: str
@@ -53,7 +53,7 @@ COMMUNICATORS: Mapping[str, Transport] = {
 
 
 def problem(name: str) -> str | None:
-    """Return a sentence on what a transport lacks, with the command that installs it, or None.
+    """Return what a transport lacks, with the command that installs it; None if nothing.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def open_communicator(
     rank, size : int, optional
         Not needed for MPI or a single rank.
     meeting : Path, optional
-        A folder that all ranks see, where those of gloo and nccl find each other.
+        A folder that all ranks see, where ranks of gloo and nccl find each other.
     timeout_s : float
         How long gloo and nccl wait for a rank or a message. MPI waits without limit.
     hosts : sequence of str, optional

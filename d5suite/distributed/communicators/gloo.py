@@ -1,7 +1,7 @@
 """Gloo, torch's transport between CPUs. Ranks meet in a file; on one host they need no network.
 
-Arrays are seen as tensors, without copies. The process group is an object of its own: torch's
-global one stays free for its users.
+Arrays are viewed as tensors, without copies. The process group is a separate object: torch's global
+one stays free for its users.
 
 Imports torch, as a transport only, NumPy, `d5suite.errors`, `d5suite.levels` and the algorithms.
 """
@@ -40,7 +40,7 @@ SUMS = {"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "
 """Types that Gloo itself can add; others are moved as bytes."""
 
 SMALL = 2**16
-"""Bytes of an array that a communicator may hold until it gets another one."""
+"""Most bytes of an array to which a communicator keeps a reference until it gets another array."""
 
 CLOSES = timedelta(seconds=5)
 """Timeout for the others when a rank closes; they may have failed."""
@@ -138,7 +138,7 @@ class GlooCommunicator(Communicator):
             "address": ",".join(each.address for each in own),
         }
         self._connect(store, options)
-        loops_give_way(self.hosts, self.rank)  # their names are known once they have worked
+        loops_give_way(self.hosts, self.rank)  # Gloo's threads have their names only once they have worked
 
     def _connect(self, store: FileStore, options: Any) -> None:
         try:
@@ -164,7 +164,7 @@ class GlooCommunicator(Communicator):
         self._seen = None, None, []
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """See `Communicator.all_reduce`; a small array that comes again is counted meanwhile."""
+        """See `Communicator.all_reduce`; the traffic of a repeated array is counted meanwhile."""
         if array is not self._seen[0] or array.dtype is not self._seen[1] or self._outermost is not None:
             super().all_reduce(array)
             return
@@ -218,7 +218,7 @@ class GlooCommunicator(Communicator):
             raise failed(self, call, error) from error
 
     def _tensors(self, array: np.ndarray) -> list[torch.Tensor]:
-        """See an array as `as_tensor` does; a small one that comes again costs nothing."""
+        """View an array as `as_tensor` does; the view of a repeated small array is reused."""
         if array is self._seen[0] and array.dtype is self._seen[1]:
             return self._seen[2]
         tensors = [as_tensor(array)]
@@ -254,14 +254,14 @@ class GlooCommunicator(Communicator):
 
 
 def as_bytes(array: np.ndarray) -> torch.Tensor:
-    """See an array as bytes."""
+    """View an array as a tensor of bytes."""
     if not array.flags.c_contiguous:
         raise D5Error("a message needs a contiguous array", hint="Give it numpy.ascontiguousarray(array).")
     return torch.from_numpy(array.reshape(-1).view(np.uint8))
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """See an array as a tensor that can be added."""
+    """View an array as a tensor that torch can add."""
     summed = _summed(array.dtype)
     if summed is None:
         return torch.from_numpy(array)
@@ -270,7 +270,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 @functools.cache
 def _summed(dtype: np.dtype) -> torch.dtype | None:
-    """Return torch's type to view an array as, if torch lacks NumPy's."""
+    """Return torch's type in which to view an array; None if torch knows NumPy's type."""
     if dtype.name == "bfloat16":
         return torch.bfloat16
     if dtype.name not in SUMS:

@@ -1,4 +1,4 @@
-"""One rank: every code path without a launcher. Sums and copies of one array are the array.
+"""One rank: every code path without a launcher. A sum or copy over one rank is the array itself.
 
 Imports NumPy, `d5suite.errors` and `d5suite.levels`.
 """
@@ -24,7 +24,7 @@ def _copied(communicator: Communicator, array: np.ndarray, *, taken: np.ndarray)
 
 
 class LocalCommunicator(Communicator):
-    """The only rank: whatever the algorithm, nothing moves."""
+    """Communicator of a single rank: no data moves, whatever the algorithm."""
 
     name = "local"
 
@@ -51,7 +51,7 @@ def connect(
     timeout_s: float,
     hosts: Sequence[str] | None,
 ) -> Communicator:
-    """Open it; see `d5suite.distributed.communicators.open_communicator`."""
+    """Open the communicator; see `d5suite.distributed.communicators.open_communicator`."""
     if (rank or 0, size or 1) != (0, 1):
         raise ConfigurationError(f"local is one rank, not {size}", hint="Choose mpi or gloo.")
     return LocalCommunicator(algorithm, hosts or ("here",))

@@ -1,7 +1,7 @@
 """MPI through mpi4py's calls on buffers: nothing is pickled, and collectives work in place.
 
-mpi4py takes the MPI that it was built against or finds: a system's, a site's, or the ``openmpi``
-package. Arrays on a CUDA device work if that MPI says that it takes them (untried).
+mpi4py uses the MPI that it was built against or finds: a system's, a site's, or the ``openmpi``
+package. Arrays on a CUDA device work if that MPI reports support for them (untried).
 
 Imports mpi4py, which initializes MPI, NumPy, `d5suite.errors`, `d5suite.levels`, the algorithms.
 """
@@ -25,24 +25,24 @@ from d5suite.errors import ConfigurationError, D5Error
 from d5suite.levels.distributed import ANY, Collective, Communicator, Request, segments
 
 PIECE = 2**30
-"""Bytes, and elements, of one MPI call at most: MPI 3 counts with 31 bits."""
+"""Most bytes, and most elements, of one MPI call: MPI 3 counts with 31 bits."""
 
 HOST_BYTES = 256
 IN_PLACE = MPI.IN_PLACE
 
 SMALL = 2**16
-"""Bytes of an array that a communicator may hold until it gets another one."""
+"""Most bytes of an array to which a communicator keeps a reference until it gets another array."""
 
 SEGMENT = re.compile(r"/(sm|vader)_segment\.\S+$")
-"""The end of a line of proc(5)'s maps, if it is of Open MPI's shared memory."""
+"""End of a line of proc(5)'s maps that stands for Open MPI's shared memory."""
 
 OWN_VARIABLES = ("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE")
-"""Variables by which Open MPI, UCX and libfabric are told an interface."""
+"""Variables that tell Open MPI, UCX and libfabric which interface to use."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _named(function: Function) -> Function:
-    """Raise MPI's errors as ours, with the rank."""
+    """Raise MPI's errors as `D5Error`, with the rank."""
 
     @functools.wraps(function)
     def call(self: Any, *arguments: Any, **more: Any) -> Any:
@@ -94,7 +94,7 @@ def _source(rank: int, status: MPI.Status, expected: int) -> int:
 
 
 class MpiCommunicator(Communicator):
-    """A duplicate of an MPI communicator, so that other messages never meet ours."""
+    """A duplicate of an MPI communicator, so that other code's messages never match ours."""
 
     name = "mpi"
 
@@ -126,7 +126,7 @@ class MpiCommunicator(Communicator):
             self._comm.Free()
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """See `Communicator.all_reduce`; a small array that comes again is not described again."""
+        """See `Communicator.all_reduce`; reuses the MPI description of a repeated small array."""
         seen, dtype, buffer, op = self._seen
         if array is not seen or array.dtype is not dtype or self._outermost is not None:
             super().all_reduce(array)
@@ -223,7 +223,7 @@ class MpiCommunicator(Communicator):
 def _unname_segments(comm: MPI.Comm) -> None:
     """Remove the names of Open MPI's shared memory once all ranks of this host have opened it.
 
-    Else a job that is killed leaves 16 MiB a rank in /dev/shm.
+    Otherwise a killed job leaves 16 MiB per rank in /dev/shm.
     """
     local, found = comm.Split_type(MPI.COMM_TYPE_SHARED), _segments()
     all_open = np.array([len(found) >= local.size], np.uint8)
@@ -307,7 +307,7 @@ def connect(
     timeout_s: float,
     hosts: Sequence[str] | None,
 ) -> Communicator:
-    """Open it; see `d5suite.distributed.communicators.open_communicator`."""
+    """Open the communicator; see `d5suite.distributed.communicators.open_communicator`."""
     world = MPI.COMM_WORLD
     if (rank, size) not in ((None, None), (world.rank, world.size)):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""NCCL, torch's transport between CUDA devices. It was tried with Gloo in NCCL's place only.
+"""NCCL, torch's transport between CUDA devices. It was tested only with Gloo in NCCL's place.
 
 Tensors on the device, and whatever else has DLPack, are moved as they are; NumPy arrays go to the
 device and back. NCCL has neither tags nor a source ANY: two ranks' messages keep their order.
@@ -32,7 +32,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class _Deferred(Request):
-    """A message that starts with all others that wait, since NCCL's would wait for each other."""
+    """A message that starts together with all waiting ones: one by one, NCCL's would deadlock."""
 
     def __init__(self, of: NcclCommunicator, peer: int, array: np.ndarray, tensor: torch.Tensor, comes: bool) -> None:
         self.rank, self.peer, self.tensor, self.comes = of.rank, peer, tensor, comes
@@ -56,7 +56,7 @@ class _Deferred(Request):
 
 
 class NcclCommunicator(Communicator):
-    """A process group of NCCL, which is torch's global one."""
+    """Torch's global process group, over NCCL."""
 
     name = "nccl"
 
@@ -164,7 +164,7 @@ class NcclCommunicator(Communicator):
 
 
 def back(array: np.ndarray, there: torch.Tensor) -> None:
-    """Wait for the device, and bring a NumPy array's result from it."""
+    """Wait for the device, and copy the result into the array, unless it is there already."""
     if there.is_cuda:
         torch.cuda.current_stream().synchronize()
     if isinstance(array, np.ndarray):

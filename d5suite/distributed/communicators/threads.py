@@ -65,7 +65,7 @@ class _Box:
 
 
 class ThreadCommunicator(Communicator):
-    """One thread's end; `run` makes all of them."""
+    """Communicator of one thread; `run` makes one per rank."""
 
     name = "threads"
 
@@ -107,7 +107,7 @@ def run(
     Raises
     ------
     Exception
-        The first one that a rank raised.
+        The first exception that a rank raised.
     """
     boxes = [_Box() for _ in range(size)]
     answers: queue.Queue[tuple[int, Any, BaseException | None]] = queue.Queue()

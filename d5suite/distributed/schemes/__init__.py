@@ -40,7 +40,7 @@ def settings_from_dict(settings: Mapping[str, Any], backend: Backend | None = No
     ----------
     settings : mapping
     backend : Backend, optional
-        Its own schemes are known, too.
+        A backend whose own schemes are known, too.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def settings_from_dict(settings: Mapping[str, Any], backend: Backend | None = No
 
 
 def refusal(scheme: str, setting: str) -> str | None:
-    """Return why a scheme cannot honour a setting of the order of transfers, or None.
+    """Return why a scheme cannot honour a setting of the order of transfers; None if it can.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def make_scheme(
     replica : Replica
     communicator : Communicator
     backend : Backend, optional
-        The replica's. Of its own scheme the ranks have met (`FrameworkScheme.meet`).
+        The replica's backend. For its own scheme, the ranks have met (`FrameworkScheme.meet`).
     **settings
 
     Raises

@@ -18,7 +18,7 @@ import numpy as np
 
 from d5suite.distributed.order import divided
 from d5suite.distributed.schemes.common import Flat, mean
-from d5suite.distributed.schemes.ordered import Ordered, OrderedSettings
+from d5suite.distributed.schemes.ordered import OrderedScheme, OrderedSettings
 from d5suite.errors import D5Error
 from d5suite.levels.distributed import Buffers, Communicator, Replica, SchemeSettings
 from d5suite.levels.network import Native
@@ -26,12 +26,12 @@ from d5suite.levels.network import Native
 MIB = 2**20
 
 TOLD, TOLD_BYTES = 64, MIB // 4
-"""Buckets that are chosen at once, at most, and the bytes after which no further one is: choosing
-costs a message, and what is chosen is not overtaken."""
+"""Most buckets that are chosen at once, and the bytes after which no further bucket is chosen: each
+choice costs a message, and a chosen bucket cannot be overtaken."""
 
 
 AVERAGE = "average gradients"
-"""What `AllReduce.average` is called in a trace."""
+"""Name of `AllReduce.average` in a trace."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class AllReduceSettings(OrderedSettings):
     def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float:
         """See `SchemeSettings.bytes_per_step`: each rank sends 2 n (p - 1) / p of n bytes.
 
-        Where transfers are chosen while gradients come, 256 bytes a choice are not counted.
+        Where rank 0 chooses transfers, the 256 bytes of each choice are not counted.
         """
         return 2 * elements * itemsize * (size - 1)
 
@@ -93,7 +93,7 @@ class Bucket:
     names : tuple of str
     nbytes : int
     parts : list of slice
-        Of all elements: each is a collective of its own.
+        Slices of all elements; each slice is a collective of its own.
     """
 
     def __init__(self, gradients: Buffers, slice_bytes: int = 0) -> None:
@@ -104,10 +104,10 @@ class Bucket:
         self._flat = Flat(gradients) if len(gradients) > 1 else None
 
     def mean(self, communicator: Communicator, gradients: Buffers, parts: Sequence[slice] = ()) -> Buffers:
-        """Return where the means over ranks lie, by name.
+        """Average gradients over ranks, and return the means by name.
 
-        A single gradient is averaged in its own place. If only some of `parts` are given, the
-        others are left for later calls; the first one gathers the gradients.
+        A single gradient is averaged in place. If only some of `parts` are given, the others are
+        left for later calls; the call with the first part gathers the gradients.
         """
         parts = parts or self.parts
         if self._flat is not None and parts[0] is self.parts[0]:
@@ -134,7 +134,7 @@ def divide(gradients: Buffers, settings: AllReduceSettings) -> list[Bucket]:
 class Waiting:
     """The buckets of a step that are ready and not yet sent; two threads use it.
 
-    The rank whose choice counts takes those that come first; what is not ready cannot be late.
+    Rank 0 chooses those that come first in the order; a bucket that is not ready delays no other.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class Waiting:
     Attributes
     ----------
     events : list of (bool, tuple of str)
-        In turn: whose gradients became ready (True), and which bucket was chosen (False).
+        In time order: whose gradients became ready (True), and which bucket was chosen (False).
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -158,7 +158,7 @@ class Waiting:
         self._given_up = False
 
     def add(self, name: str, gradient: np.ndarray) -> None:
-        """Take a gradient that is ready."""
+        """Add a gradient that is ready."""
         number = self._number[name]
         with self._changed:
             self._came[name] = gradient
@@ -174,9 +174,9 @@ class Waiting:
             self._changed.notify_all()
 
     def choose(self) -> list[int]:
-        """Wait until a bucket is ready, and return which go next: `TOLD_BYTES` of the first ones.
+        """Wait until a bucket is ready; return the numbers that go next, about `TOLD_BYTES`.
 
-        A bucket's number stands as often as parts of it go.
+        A bucket's number is repeated for each of its parts that go.
         """
         chosen: list[int] = []
         nbytes = 0
@@ -254,14 +254,14 @@ def _work(
         del call  # it refers to the thread's owner
 
 
-class AllReduce(Ordered):
-    """Mean gradients by all-reduce, one update on each rank.
+class AllReduce(OrderedScheme):
+    """Average gradients by all-reduce, then make one update on each rank.
 
-    Buckets hold gradients in the order in which the first step's came, or in the one that is asked
-    for. All ranks send them in the same order. Without an order that is the order of the first
-    step, in all steps, so a bucket waits for those before it. With one, rank 0 chooses the first
-    bucket of those that are ready whenever the link is free, and tells the others, as the master of
-    ByteScheduler does for all-reduce; so a bucket that is not ready keeps none from being sent.
+    Buckets hold gradients in the order of their arrival in the first step, or in the requested
+    order. All ranks send buckets in the same order. Without a requested order this is always the
+    order of the first step, so a bucket waits for those before it. With one, rank 0 chooses the
+    first ready bucket whenever the link is free, and tells the other ranks, as ByteScheduler's
+    master does for all-reduce; so a bucket that is not ready delays no other.
     """
 
     name = "all_reduce"
@@ -281,8 +281,8 @@ class AllReduce(Ordered):
         self._sent: list[str] = []
         self._early = type(replica).gradients_early is not Replica.gradients_early and self.settings.overlap
         self.chooses = self._early and self.settings.order not in ("", "framework") and not self.settings.cross_barrier
-        self._due: Buffers | None = None  # the means of the step before that have come
-        self._rate = 0.0  # of the update that is due
+        self._due: Buffers | None = None  # the previous step's means that have arrived
+        self._rate = 0.0  # learning rate of the update that is due
 
     def _step(self, feed: Native) -> Native:
         if self.settings.cross_barrier:
@@ -379,14 +379,14 @@ class AllReduce(Ordered):
             chosen = waiting.choose()
             told[: len(chosen)] = chosen
         else:
-            waiting.some()  # what a rank waits for in the message is another rank
+            waiting.some()  # so that the broadcast waits only for other ranks
         self.communicator.broadcast(told)
         return [number for number in told.tolist() if number >= 0]
 
     # Across the barrier between steps
 
     def _across(self, feed: Native) -> Native:
-        """Make the update that is due and compute gradients; their means are the next step's."""
+        """Make the update that is due and compute gradients, whose means the next step applies."""
         if self._due is None:
             loss, gradients = self.replica.gradients(feed)
         else:
@@ -416,7 +416,7 @@ class AllReduce(Ordered):
 
     @contextlib.contextmanager
     def _at_its_rate(self) -> Iterator[None]:
-        """Let the update that is due have the learning rate of its own step."""
+        """Make the update that is due with the learning rate of its own step."""
         trainer = self.replica.trainer
         rate = trainer.learning_rate
         if rate != self._rate:

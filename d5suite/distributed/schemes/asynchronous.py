@@ -20,7 +20,7 @@ from d5suite.levels.network import Native
 
 _HEADER, _GRADIENT, _WEIGHTS = 1, 2, 3
 HEADER_BYTES = 16
-"""Bytes before a gradient: a flag whether the worker continues, and its learning rate."""
+"""Bytes before a gradient: whether the worker continues, and its learning rate."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class AsynchronousSettings(SchemeSettings):
 class Asynchronous(Common):
     """Rank 0 serves; the others compute gradients at the weights that its answers bring.
 
-    The server applies each gradient by itself, with its native optimizer and the worker's learning
+    The server applies each gradient separately, with its native optimizer and the worker's learning
     rate, and answers with the weights of that moment: others may have changed them since the worker
     took its own.
     """

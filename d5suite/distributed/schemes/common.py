@@ -17,12 +17,12 @@ from d5suite.levels.network import Native
 
 
 class Flat:
-    """Arrays one behind the other in one contiguous array.
+    """Several arrays, one after the other, in one contiguous array.
 
     Parameters
     ----------
     like : mapping of str to numpy.ndarray
-        Arrays whose shapes, order and dtype the flat array has room for.
+        Arrays whose order, shapes and dtype the flat array takes over.
     multiple : int
         The array's length is rounded up to a multiple of this; the rest is zero.
 
@@ -31,7 +31,7 @@ class Flat:
     array : numpy.ndarray
         One-dimensional.
     views : dict of str to numpy.ndarray
-        Its parts, by name, in their shapes.
+        Views of the parts, by name, in the arrays' shapes.
     """
 
     def __init__(self, like: Mapping[str, np.ndarray], multiple: int = 1) -> None:
@@ -39,7 +39,7 @@ class Flat:
         if len(dtypes) != 1:
             raise D5Error(f"cannot send gradients of different dtypes together: {', '.join(sorted(dtypes))}")
         count = sum(each.size for each in like.values())
-        first = next(iter(like.values()))  # whose kind of array it is, too: the simulation's have no memory
+        first = next(iter(like.values()))  # of the same class: the simulation's arrays have no memory
         self.array = np.zeros_like(first, shape=(math.ceil(count / multiple) * multiple,))
         self.views: dict[str, np.ndarray] = {}
         start = 0
@@ -91,7 +91,7 @@ class Common(Scheme):
         self.replica.load_weights(weights.views)
 
     def _share_statistics(self) -> None:
-        """Average the running statistics of the ranks that train, or give a server those of one."""
+        """Average running statistics over the training ranks, or send one rank's to the server."""
         executor, communicator = self.replica.trainer.executor, self.communicator
         names = executor.network.statistics
         if not names or (self.settings.statistics == "local" and not self._has_server):

@@ -23,8 +23,8 @@ class GossipSettings(SchemeSettings):
     Attributes
     ----------
     own : float
-        Between 0 and 1: the share of a rank's own weights in the mix. Its two neighbours have half
-        of the rest each, and a single one all of it: the mixing matrix is doubly stochastic.
+        Between 0 and 1: the share of a rank's own weights in the mix. Two neighbours share the rest
+        equally, and a single neighbour has all of it: the mixing matrix is doubly stochastic.
     """
 
     own: float = 1 / 3
@@ -52,7 +52,7 @@ class Gossip(Common):
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(TRANSFERS, "a rank sends all its weights in one message")
 
     _weights: Flat | None = None
-    _taken: Sequence[np.ndarray] = ()  # kept, for new memory costs as much as messages
+    _taken: Sequence[np.ndarray] = ()  # kept: allocating memory costs as much as messages
 
     def _step(self, feed: Native) -> Native:
         held = self.replica.weights()
@@ -62,8 +62,8 @@ class Gossip(Common):
             self._weights = Flat(held)
             self._taken = [np.empty_like(self._weights.array) for _ in neighbours]
         own, taken = self._weights.fill(held), self._taken
-        # Receives first: over slow links, Gloo takes up to twice as long for messages that nobody
-        # expects yet.
+        # Receives first: over slow links, Gloo takes up to twice as long for messages that arrive
+        # before their receive is posted.
         pending = [communicator.ireceive(into, source) for into, source in zip(taken, neighbours, strict=True)]
         pending += [communicator.isend(own, to) for to in neighbours]
         loss, gradients = self.replica.gradients(feed)

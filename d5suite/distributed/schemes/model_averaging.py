@@ -21,8 +21,8 @@ class ModelAveragingSettings(SchemeSettings):
     Attributes
     ----------
     every : int
-        k: weights are averaged after every k-th step. Each step after plain SGD equals the mean of
-        gradients.
+        k: weights are averaged after every k-th step. With k = 1 and plain SGD, this equals
+        averaging gradients.
     """
 
     every: int = 1
@@ -39,7 +39,7 @@ class ModelAveragingSettings(SchemeSettings):
 
 
 class ModelAveraging(Common):
-    """Each rank trains by itself; weights are averaged now and then, optimizers' states never."""
+    """Each rank trains alone; weights are averaged now and then, optimizers' states never."""
 
     name = "model_averaging"
     collective = "all_reduce"

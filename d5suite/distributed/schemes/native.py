@@ -18,8 +18,8 @@ from d5suite.levels.network import Native
 class Framework(Common):
     """An adapter's `FrameworkScheme` on several connected ranks.
 
-    The communicator lets ranks agree and averages running statistics, if that is asked for; the
-    framework moves everything else.
+    The communicator exchanges what ranks must agree on, and averages running statistics if
+    requested; the framework moves everything else.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What schemes share that send tensors one by one: their order, slices and credit.
+"""What schemes that send tensors one by one share: order, slices and credit.
 
 Imports NumPy, `d5suite.levels` and the orders only.
 """
@@ -19,7 +19,7 @@ from d5suite.levels.distributed import Communicator, Replica, Request, SchemeSet
 
 @dataclass(frozen=True)
 class OrderedSettings(SchemeSettings):
-    """Transfers of single tensors; without any of these settings a scheme sends them as it likes.
+    """Transfers of single tensors; without any of these settings, a scheme sends its own messages.
 
     Attributes
     ----------
@@ -27,8 +27,8 @@ class OrderedSettings(SchemeSettings):
         A key of `d5suite.distributed.order_tasks.ORDERS`, ``random:SEED`` or ``tac:FILE``. Hashemi
         et al., "TicTac" (MLSys 2019).
     slice_bytes : int
-        A transfer has at most so many bytes; 0: whole tensors. Jayarajan et al., "Priority-based
-        parameter propagation" (MLSys 2019). Without an order slices follow the framework's.
+        Most bytes of a transfer; 0: whole tensors. Jayarajan et al., "Priority-based parameter
+        propagation" (MLSys 2019). Without an order, slices follow the framework's order.
     """
 
     order: str = field(default="", kw_only=True)
@@ -54,7 +54,7 @@ class OrderedSettings(SchemeSettings):
         return {name: value for name, value in super().to_dict().items() if name not in unset}
 
 
-class Ordered(Common):
+class OrderedScheme(Common):
     """A scheme that can send tensors one by one, in an order."""
 
     settings: OrderedSettings
@@ -64,7 +64,7 @@ class Ordered(Common):
         self._known: tuple[str, ...] = ()
 
     def _in_order(self, came: Sequence[str]) -> tuple[str, ...]:
-        """Return the parameters in the order in which they are sent, of those that came."""
+        """Return the parameters in the order in which they are sent; ``came``: the framework's."""
         order = self.settings.order or "framework"
         if order == "framework":
             return tuple(came)
@@ -79,7 +79,7 @@ class Ordered(Common):
 
 
 class Credit:
-    """Messages on their way, of at most so many bytes together, or of one message.
+    """Messages in flight: at most ``nbytes`` together, or one message.
 
     Peng et al., "A generic communication scheduler for distributed DNN training acceleration"
     (ByteScheduler, SOSP 2019), section 4.2.
@@ -88,7 +88,7 @@ class Credit:
     ----------
     communicator : Communicator
     nbytes : int
-        0: without a limit.
+        Most bytes in flight; 0: without a limit.
     """
 
     def __init__(self, communicator: Communicator, nbytes: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from d5suite.distributed.order import divided
 from d5suite.distributed.schemes.common import Flat
-from d5suite.distributed.schemes.ordered import Credit, Ordered, OrderedSettings
+from d5suite.distributed.schemes.ordered import Credit, OrderedScheme, OrderedSettings
 from d5suite.errors import ConfigurationError
 from d5suite.levels.distributed import Buffers, Request, segments
 from d5suite.levels.network import Native
@@ -31,8 +31,8 @@ class ParameterServerSettings(OrderedSettings):
     servers : int
         k: rank r < k owns the r-th of k `segments` of the weights. Servers are workers, too.
     credit_bytes : int
-        A rank has at most so many bytes on their way, or one transfer; 0: without a limit. Peng et
-        al., "ByteScheduler" (SOSP 2019).
+        Most bytes that a rank has in flight, unless one transfer is larger; 0: without a limit.
+        Peng et al., "ByteScheduler" (SOSP 2019).
     """
 
     servers: int = 1
@@ -47,20 +47,20 @@ class ParameterServerSettings(OrderedSettings):
     def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float:
         """See `SchemeSettings.bytes_per_step`: gradients go to the servers, weights come back.
 
-        With an order, 4 bytes a tensor more go with each: the order itself.
+        The order itself, 4 bytes per tensor in each direction, is not counted.
         """
         return 2 * elements * itemsize * (size - 1)
 
 
-class ParameterServer(Ordered):
-    """Mean gradients and the update on servers, from which the others take the weights.
+class ParameterServer(OrderedScheme):
+    """Average gradients and update weights on servers, from which the others take the weights.
 
     A server updates its segment with the native optimizer, whose state of other segments is never
     used; `finish` gathers the state. Clipping by the norm of all gradients needs one server.
 
-    Without an order a segment is one message. With one, every tensor is, or several slices are. The
-    sender says first in which order they come, and the receiver puts them where that order says: an
-    order that was not kept gives wrong weights.
+    Without an order, a segment is one message. With one, every tensor or slice is a message. The
+    sender first announces the order, and the receiver places the messages accordingly: an order
+    that is not kept gives wrong weights.
     """
 
     name = "parameter_server"
@@ -190,9 +190,9 @@ class ParameterServer(Ordered):
         into : numpy.ndarray
             Receives the segment.
         start : int
-            The element of all parameters with which it begins.
+            Index, among the elements of all parameters, of the first element of ``into``.
         server, tag : int
-            Whose segment, and the messages' tag.
+            The server whose segment it is, and the messages' tag.
         """
         numbers = np.empty(len(self._places), np.int32)
         self.communicator.receive(numbers, source, _ORDER)

@@ -1,4 +1,4 @@
-"""Quantised gradients: few bits for an element, rounded at random without bias.
+"""Quantised gradients: few bits per element, rounded at random without bias.
 
 Imports NumPy and `d5suite.levels` only.
 """
@@ -27,11 +27,11 @@ class QuantisedSettings(SchemeSettings):
     Attributes
     ----------
     levels : int
-        s from 1 to 127. Up to 1 level takes 2 bits an element, up to 7 take 4, others 8.
+        s from 1 to 127. One level takes 2 bits per element, up to 7 levels take 4, more take 8.
     bucket : int
-        Elements with a norm of their own: a multiple of 4.
+        Number of elements that share a norm: a multiple of 4.
     seed : int
-        Of the rounding, with the rank and the step.
+        Seed for random rounding, combined with the rank and the step.
     """
 
     levels: int = 127
@@ -73,7 +73,7 @@ def quantise(values: np.ndarray, settings: QuantisedSettings, random: np.random.
 
 
 def restore(sent: np.ndarray, settings: QuantisedSettings, dtype: np.dtype) -> np.ndarray:
-    """Return the values, (buckets, elements), of what `quantise` returned."""
+    """Return the values, (buckets, elements), from what `quantise` returned."""
     levels, bits = settings.levels, settings.bits
     buckets = sent.size // (dtype.itemsize + settings.bucket * bits // 8)
     norms, packed = np.split(sent, [buckets * dtype.itemsize])

@@ -24,7 +24,7 @@ class TopKSettings(SchemeSettings):
     Attributes
     ----------
     density : float
-        Above 0, at most 1: the part of all elements that a rank sends, at least one element.
+        Above 0, at most 1: the fraction of all elements that a rank sends, at least one element.
         Lin et al., "Deep gradient compression" (ICLR 2018), use 0.001.
     """
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from d5suite.errors import ConfigurationError, D5Error
 
 LIMIT_S = 120.0
-"""Timeout of a Slurm command in seconds; Slurm's own are shorter."""
+"""Timeout of a Slurm command in seconds; Slurm's own timeouts are shorter."""
 
 KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_SOCKET"})
 """Variables that say which cluster Slurm's commands ask, and as whom."""
@@ -27,8 +27,8 @@ ARRAY_SIZE = 1001
 """Slurm's default of MaxArraySize."""
 
 SUBMIT_LIMIT = re.compile(r"(?i:submitjob)|^(?!.*\b(?:QOS|Assoc)[A-Z]).*accounting/QOS policy")
-"""Messages of sbatch when too many jobs are submitted. Older versions give no more than the general
-sentence, which may mean this."""
+"""Messages of sbatch when too many jobs are submitted. Older versions print only a general message,
+which may mean this limit."""
 
 NO_ANSWER = re.compile(
     r"unable to contact slurm controller|connection refused|socket timed out|zero bytes were transmitted"
@@ -53,18 +53,18 @@ FINAL = {
 
 
 class Cause(NamedTuple):
-    """What causes a message of Slurm.
+    """The keys of a profile that cause a message of Slurm.
 
     Attributes
     ----------
     pattern : str
-        A regular expression.
+        A regular expression for the message.
     key : str
-        The key of the profile that causes it.
+        The key that causes the message.
     others : tuple of str
-        Keys that may cause it, too, if ``key`` is not given.
+        Keys that may cause the message, too, if ``key`` is not given.
     always : bool
-        Whether those others may cause it even if ``key`` is given.
+        Whether ``others`` may cause the message even if ``key`` is given.
     """
 
     pattern: str
@@ -93,8 +93,8 @@ CAUSES = (
     Cause(r"more processors|cpu count|ntasks-per-node", "cores_per_node"),
     Cause(r"partition", "partition"),
 )
-"""The messages of Slurm that a wrong value causes; the first match wins, so that the most specific
-ones come first."""
+"""Messages of Slurm that a wrong value causes. The first match wins, so the most specific patterns
+come first."""
 
 NEVER_STARTS = {
     "PartitionTimeLimit": "time",
@@ -157,9 +157,9 @@ class SlurmState:
 
 
 def command_environment() -> dict[str, str]:
-    """Return the environment of Slurm's commands: without variables that set options of them.
+    """Return the environment of Slurm's commands, without variables that set their options.
 
-    A profile alone decides what a job asks for. ``SBATCH_PARTITION`` of a shell would precede the
+    A profile alone decides what a job requests. A shell's ``SBATCH_PARTITION`` would override the
     script's own lines, ``SQUEUE_PARTITION`` would hide jobs, and variables of an allocation, such
     as ``SLURM_MEM_PER_CPU``, would enter the job, where srun refuses them.
     """
@@ -219,7 +219,7 @@ def likely_causes(message: str, given: Collection[str]) -> list[str]:
 
 
 def largest_array() -> int:
-    """Return how many jobs an array may have here; Slurm's default if it does not say."""
+    """Return how many jobs an array may have here; Slurm's default if Slurm does not say."""
     try:
         said = call("scontrol", "show", "config")
     except D5Error:
@@ -261,7 +261,7 @@ def states(names: Sequence[str]) -> dict[tuple[str, str], SlurmState]:
 
 
 def accounted(number: str) -> SlurmState | None:
-    """Return a job's state from Slurm's accounting, if available."""
+    """Return a job's state from Slurm's accounting; None if unavailable."""
     try:
         options = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State,NodeList"]
         output = call("sacct", *options, f"--jobs={number}")

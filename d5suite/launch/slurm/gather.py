@@ -26,7 +26,7 @@ def write_jobs(run: SlurmRun) -> list[str]:
     Returns
     -------
     list of str
-        Their names without suffix.
+        Names of the job files, without suffix.
 
     Raises
     ------

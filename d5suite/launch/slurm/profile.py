@@ -15,13 +15,13 @@ from d5suite.errors import ConfigurationError
 from d5suite.files import read_toml
 
 NAME = "d5suite-slurm.toml"
-"""A profile's name in the current folder; the user's own, ``slurm.toml``, is for all folders."""
+"""Name of a profile in the current folder; the user's ``slurm.toml`` is for all folders."""
 
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|(?i:unlimited)")
 """A time limit as Slurm writes it: minutes, ``HH:MM:SS``, ``D-HH:MM:SS`` and others."""
 
 OF_COMPONENTS = ("partition", "account", "qos", "reservation", "gres", "constraint", "memory")
-"""Keys that a component of a workflow may have for itself."""
+"""Keys that a component of a workflow may set for its own nodes."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class ClusterProfile:
     options : list of str
         Further options of sbatch.
     components : dict of str to dict of str to str
-        By component of a workflow: values of `OF_COMPONENTS` that replace those above on its nodes.
+        By component of a workflow: values of `OF_COMPONENTS` that replace the profile's on the
+        component's nodes.
     """
 
     cores_per_node: int
@@ -138,7 +139,7 @@ def find_profile() -> Path:
     Raises
     ------
     ConfigurationError
-        If there is none.
+        If there is no profile.
     """
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     for each in (Path(NAME), home / "d5suite" / "slurm.toml"):
@@ -156,7 +157,7 @@ def read_profile(path: Path) -> ProfileFile:
     Raises
     ------
     ConfigurationError
-        If it cannot be read; the message names the line.
+        If the profile cannot be read or is invalid; the message names the line.
     """
     content, text = read_toml(path)
     lines = _lines(text)

@@ -204,7 +204,7 @@ def find_run(given: Path | None) -> SlurmRun:
     Raises
     ------
     ConfigurationError
-        There is none.
+        If there is no run.
     """
     place = given or PARENT
     if (place / LEDGER).exists():
@@ -221,7 +221,7 @@ def write_scripts(run: SlurmRun, names: Sequence[str]) -> dict[Path, list[str]]:
 
 
 def _arrays(run: SlurmRun, names: Sequence[str]) -> list[dict[str, Job]]:
-    """Return jobs with the same needs together, at most as many as the site allows in an array."""
+    """Group jobs with the same needs into job arrays that are no larger than the site allows."""
     by_needs: dict[tuple[int, str, str], list[tuple[str, Job]]] = {}
     for name in names:
         job = Job.load(run.job_path(name))

@@ -29,7 +29,8 @@ STOP = """
 d5suite_failed() { echo "%s$d5suite_key: exit status $1 of: $(sed -n "$2p" "$0")" >&2; exit 1; }
 trap 'code=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || d5suite_failed $code $LINENO' ERR
 """
-"""Ends a job after a line that fails. Commands of a sourced file may fail, but not its last one."""
+"""Lines of bash that end a job after a line that fails. In a sourced file, all commands but the
+last may fail."""
 
 BODY = """
 # Ranks meet in a folder that all nodes see.
@@ -125,7 +126,7 @@ def batch_script(
 def nodes_of_components(job: Job, profile: ClusterProfile) -> dict[str, int]:
     """Return how many nodes each component of a workflow has for itself.
 
-    It is empty if components share nodes: their ranks take turns, or do not fill nodes.
+    The result is empty if components share nodes: their ranks alternate, or do not fill nodes.
     """
     counts = {name: len(ranks) for name, ranks in job.places.items()}
     follow = [rank for ranks in job.places.values() for rank in ranks] == list(range(job.ranks))
@@ -137,7 +138,7 @@ def nodes_of_components(job: Job, profile: ClusterProfile) -> dict[str, int]:
 def _options(
     profile: ClusterProfile, parts: Sequence[tuple[str, int]], name: str, folder: Path, output: Path, count: int
 ) -> list[str]:
-    """Return sbatch's options; those of each further component follow the word ``hetjob``."""
+    """Return sbatch's options; each further component's options follow the word ``hetjob``."""
     found = [f"--job-name={name}", *_resources(profile, *parts[0])]
     found += [f"--array=0-{count - 1}"] * (count > 1)
     where = f"{output}.%a.log" if count > 1 else f"{output}.log"
@@ -214,7 +215,7 @@ def _preparation(profile: ClusterProfile, components: int) -> list[str]:
 
 
 def _exports(profile: ClusterProfile, device: str) -> list[str]:
-    """Return the workers' variables, as `d5suite.launch.base.worker_environment` gives them."""
+    """Return lines that export workers' variables; see `d5suite.launch.base.worker_environment`."""
     own = {**thread_environment(profile.threads_per_rank), "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
     own[STARTED_BY_SRUN] = "free" if profile.cpu_bind == "none" and not profile.gpu_bind else "bound"
     if device == "cpu":

@@ -24,7 +24,7 @@ from d5suite.job import (
     result_path,
     results_of,
 )
-from d5suite.launch.base import describe_exit
+from d5suite.launch.base import describe_exit, text_of
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.client import FINAL, NEVER_STARTS, NoAnswerError, SlurmState
 from d5suite.launch.slurm.run import SCRIPTS, SlurmRun, Submission, number_all, submit
@@ -165,7 +165,7 @@ def job_statuses(run: SlurmRun) -> list[JobStatus]:
             state = SlurmState(**start.state) if start.state else states.get((start.name, start.number))
             if state is None:
                 state = _forgotten_state(run, start)
-            elif state.name == "FAILED" and re.search(OUT_OF_MEMORY, _text(log_of(run, start))):
+            elif state.name == "FAILED" and re.search(OUT_OF_MEMORY, text_of(log_of(run, start))):
                 state = SlurmState("OUT_OF_MEMORY", "", state.nodes)  # the end of a step looks like a failure
             if start.state is None and state.ended:
                 starts[-1] = start = replace(start, state=asdict(state))
@@ -183,19 +183,11 @@ def _forgotten_state(run: SlurmRun, start: Submission) -> SlurmState:
         state = client.accounted(start.number)
         if state is not None and state.ended:
             return state
-    log = _text(log_of(run, start))
+    log = text_of(log_of(run, start))
     if not log and not start.number:
         return SlurmState(UNKNOWN, "Slurm never took it")
     places = [(match.start(), name) for pattern, name in LOGGED_STATES for match in re.finditer(pattern, log)]
     return SlurmState(max(places)[1] if places else UNKNOWN)
-
-
-def _text(path: Path) -> str:
-    """Return a log's text, or an empty string if there is no log."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def log_of(run: SlurmRun, start: Submission) -> Path:
@@ -238,7 +230,7 @@ def _stopping_line(run: SlurmRun, start: Submission | None, state: SlurmState | 
     """Return which line of the profile failed before the worker started; None if none did."""
     if start is None or state is None or state.name not in ("FAILED", UNKNOWN):
         return None
-    found = re.findall(rf"^{FAILED}(\w+): (.*)", _text(log_of(run, start)), re.MULTILINE)
+    found = re.findall(rf"^{FAILED}(\w+): (.*)", text_of(log_of(run, start)), re.MULTILINE)
     return f"{found[-1][1]}\n  {run.profile.line(found[-1][0])}" if found else None
 
 
@@ -248,7 +240,7 @@ def _lost_rank(
     """Return the rank that ended the latest start: killed, according to srun, or early."""
     if start is None or state is None or state.name != "FAILED":
         return None
-    latest = re.split(r"CANCELLED AT .* DUE TO .*", _text(log_of(run, start)))[-1]
+    latest = re.split(r"CANCELLED AT .* DUE TO .*", text_of(log_of(run, start)))[-1]
     killed = list(KILLED_RANK.finditer(latest.partition("CANCELLED AT")[0]))
     if not killed:
         return _early_error(path, job)
@@ -264,7 +256,7 @@ def _lost_rank(
 
 
 def _rank_of(run: SlurmRun, job: Job, path: Path, node: str, task: int) -> int:
-    """Return the rank that srun names; it counts those of each component of a heterogeneous job."""
+    """Return the rank that srun names; in a heterogeneous job, srun counts per component."""
     if nodes_of_components(job, run.profile.profile):
         for ranks in job.places.values():
             with contextlib.suppress(JobError, IndexError):
@@ -316,11 +308,11 @@ def describe(run: SlurmRun, status: JobStatus) -> str:
     line = f"\n  {run.profile.line(key)}" if key else ""
     tail = ""
     if state.name in ("FAILED", "COMPLETED", UNKNOWN):  # the job gave no reason
-        common = _text(log_of(run, status.start))
+        common = text_of(log_of(run, status.start))
         first = EXITED.search(common)
         path = run.job_path(status.name)
         rank = _rank_of(run, Job.load(path), path, first[1], int(first[2])) if first else 0
-        own = _text(of_rank(log_path(path), rank))
+        own = text_of(of_rank(log_path(path), rank))
         logs = [log.splitlines()[-TAIL_LINES:] for log in (own, common)]
         tail = "".join(f"\n    {line}" for lines in logs for line in lines)
     return f"{where} {ended}{on}{reason}{doing}{line}{tail}"

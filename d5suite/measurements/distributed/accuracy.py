@@ -39,7 +39,7 @@ class DistributedAccuracyStep(DistributedStep):
 
     An epoch takes each image at most once: every rank has its own part, and all ranks make the same
     number of steps. Then every rank evaluates, off the clock, the parameters with which the
-    scheme's run would end, and continues from its own.
+    scheme's run would end, and continues from its own parameters.
     """
 
     def __init__(self, workload: NetworkWorkload) -> None:
@@ -159,7 +159,7 @@ BYTES = number("sent by all ranks, if it is known", minimum=0)
 
 
 class DistributedAccuracy(MeasurementOfRanks):
-    """Training runs of several ranks to a target: over time, and over what they send."""
+    """Training runs of several ranks to a target: accuracy by time and by bytes sent."""
 
     name = "distributed_accuracy"
     level = 3

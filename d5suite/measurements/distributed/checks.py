@@ -35,9 +35,9 @@ from d5suite.validate.training.updates import check_distances, check_update, sam
 from d5suite.workloads.network import FEEDS, NetworkWorkload, turned
 
 MORE, CONTROL = 2.0, 2**16
-"""A scheme may send so many times the bytes that it declares, and so many bytes more per rank and
-step: names, lengths and acknowledgements. Collectives are declared as a ring's, and Gloo scatters
-sums as it makes all of them: FSDP sends 1.5 times as much."""
+"""Accepted bytes sent, in multiples of those that a scheme declares, and accepted further bytes per
+rank and step: names, lengths and acknowledgements. Collectives are declared as a ring's, but Gloo's
+reduce-scatter sends as much as its all-reduce: FSDP sends 1.5 times as much."""
 
 STEPS = 2
 """Steps of `scheme_rule`. The second starts from what the first left: weights that differ, and
@@ -45,10 +45,10 @@ gradients not sent."""
 
 
 def equal_parameters(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
-    """Parameters of all ranks, bit by bit: a rank may have stopped to communicate.
+    """Compare parameters of all ranks bit by bit: a rank may have stopped communicating.
 
-    Weights of a framework's own synchronous scheme are compared before it finishes, too, which may
-    make them equal.
+    Weights of a framework's own synchronous scheme are compared before it finishes, too, because
+    finishing may make them equal.
     """
     names = workload.network.parameters
     if step.is_opaque and step.scheme.synchronous and not step.serving:
@@ -69,7 +69,7 @@ def _equal(step: DistributedStep, what: str, held: Arrays, names: Iterable[str])
 
 
 def equal_traffic(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
-    """Messages and bytes of the timed steps: a communicator may count wrongly."""
+    """Compare sent and received messages of the timed steps: a communicator may count wrongly."""
     if step.is_opaque:
         return
     found = gather(step.communicator, step.traffic)
@@ -81,9 +81,9 @@ def equal_traffic(workload: NetworkWorkload, step: DistributedStep) -> Iterator[
 
 
 def declared_bytes(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
-    """Bytes that a framework's own scheme says it sends, against those of its TCP sockets.
+    """Compare the bytes that a framework's own scheme declares with those of its TCP sockets.
 
-    They may be fewer where part of them goes another way, such as shared memory.
+    The sockets may carry fewer bytes where part of them goes another way, such as shared memory.
     """
     declared = step.facts()["bytes_per_step"]
     if not step.is_opaque or declared is None:
@@ -96,15 +96,15 @@ def declared_bytes(workload: NetworkWorkload, step: DistributedStep) -> Iterator
 
 
 def order_of_transfers(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
-    """Order in which transfers arrived: a scheme may ignore the one that was asked for."""
+    """Check the order in which transfers arrived: a scheme may ignore the requested order."""
     yield from kept_order(step.scheme, workload.executor)
 
 
 def scheme_rule(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
-    """Two more steps of the timed scheme, on batches never fed before: it may forget a rank.
+    """Check two more steps of the timed scheme on batches never fed before: it may forget a rank.
 
     They start at the generic point and must reach the weights of one process, or of the scheme's
-    rule. Not with Dropout, where no two passes are alike.
+    rule. Yields nothing with Dropout, where no two passes are alike.
     """
     executor, trainer, replica = workload.executor, workload.trainer, step.replica
     if step.is_opaque or executor.drops:
@@ -154,9 +154,10 @@ def _joined(values: Arrays, joined: bool) -> Arrays:
 
 
 def first_losses(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
-    """The first timed steps again, untimed, with the same draws of Dropout: they may have lied.
+    """Repeat the first timed steps untimed, with the same draws of Dropout: they may be wrong.
 
-    Not where chance decides the order of updates, which is so with a server.
+    Yields nothing for a framework's own scheme, or with a server, where chance decides the order of
+    updates.
     """
     if step.is_opaque or step.serving:
         return
@@ -177,7 +178,7 @@ def first_losses(workload: NetworkWorkload, step: DistributedStep) -> Iterator[C
 
 
 def replica_update(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
-    """One rank's own loss, gradients and update, against float64 and the formula.
+    """Compare one rank's own loss, gradients and update with float64 and the formula.
 
     The other checks take a replica's gradients for granted, which may be stale on all ranks alike.
     """
@@ -215,5 +216,5 @@ def replica_update(workload: NetworkWorkload, step: DistributedStep) -> Iterator
 
 
 def float64_losses(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
-    """The proof's first steps again, from the initial state: code may have changed since."""
+    """Repeat the proof's first steps from the initial state: code may have changed since."""
     yield from compare_losses(step, " after the timed ones")

@@ -133,7 +133,7 @@ class CollectiveStep(Step):
 
 
 def timed_sums(workload: CollectiveWorkload, step: CollectiveStep) -> Iterable[Check]:
-    """All calls of each size's last sample: later calls may lose or add elements."""
+    """Return the checks of all calls of each size's last sample: later calls may lose elements."""
     return step.checks
 
 

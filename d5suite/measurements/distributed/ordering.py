@@ -41,9 +41,9 @@ def ordering(scheme: Scheme, parts: Sequence[Mapping[str, Any]], samples_s: Sequ
     Parameters
     ----------
     scheme : Scheme
-        This rank's.
+        This rank's scheme.
     parts : sequence of mapping
-        Of the step, by rank that trains. Its two resources are the rank's cores and its links.
+        Parts of the step, by training rank. The two resources are the rank's cores and links.
     samples_s : sequence of float
     """
     own = max((len(orders) for orders in scheme.arrivals.values()), default=0)
@@ -60,11 +60,11 @@ def ordering(scheme: Scheme, parts: Sequence[Mapping[str, Any]], samples_s: Sequ
 
 
 def kept_order(scheme: Scheme, executor: Executor) -> Iterator[Check]:
-    """Compare the orders in which transfers arrived with the one that was asked for.
+    """Compare the orders in which transfers arrived with the requested order.
 
-    A scheme may ignore it: its answers are right in any order. The framework's own order may differ
-    from step to step. A scheme that chooses among the transfers that are ready keeps the order if
-    it always chooses the first one; all ranks then send in the same order. Collective.
+    A scheme may ignore the request: its answers are right in any order. The framework's own order
+    may differ from step to step. A scheme that chooses among the transfers that are ready keeps the
+    order if it always chooses the first one; all ranks then send in the same order. Collective.
     """
     order = getattr(scheme.settings, "order", "")
     if not order or order == "framework" or scheme.communicator.size == 1:

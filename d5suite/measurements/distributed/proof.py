@@ -28,8 +28,8 @@ RankBatches = Sequence[Sequence[Arrays | None]]
 def prove_scheme(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
     """Check the first steps in float64, and their losses as timed.
 
-    In float64 a synchronous scheme makes the steps of one process on all ranks' batches; any other
-    scheme follows its published rule. As timed, the losses are the float64 ones.
+    In float64, a synchronous scheme must make the steps of one process on all ranks' batches; any
+    other scheme must follow its published rule. As timed, the losses must match the float64 losses.
     """
     executor = workload.exact
     name = f"{step.how.scheme}, {step.communicator.size} ranks, {executor.mode} fp64"
@@ -120,7 +120,7 @@ def train(step: DistributedStep, scheme: Scheme, batches: RankBatches) -> tuple[
 
 
 def expected_weights(step: DistributedStep, replica: Replica, batches: RankBatches) -> list[Arrays]:
-    """Return the weights that `train` must reach: one process's, or those of the scheme's rule."""
+    """Return the weights that `train` must reach: of one process, or by the scheme's rule."""
     start, feed = replica.weights(), replica.trainer.executor.feed
     if step.scheme.synchronous:
         weights = []

@@ -32,7 +32,7 @@ CHUNK_S = 2.0
 """Seconds of steps after which losses are read, so that a rank that diverges is named soon."""
 
 TRAFFIC = tuple(name for name in asdict(Traffic()) if name != "calls")
-"""What is counted of a rank's messages."""
+"""Counters of a rank's messages."""
 
 
 class DistributedStep(Step):
@@ -227,7 +227,7 @@ class DistributedStep(Step):
         self.random = self.workload.executor.random_state() if self.workload.executor.drops else {}
 
     def time(self, settings: SamplingSettings) -> Samples:
-        """Take the samples. All ranks make the same number of steps: they decide from all times.
+        """Take the samples. All ranks make the same number of steps, derived from all their times.
 
         A sample is the slowest rank's time where ranks wait for each other, else the mean.
         """

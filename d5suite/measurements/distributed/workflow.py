@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -157,9 +158,7 @@ class WorkflowStep(Step):
 
         found = sample(run, lambda: None, settings, before_sample=prepare, clock=clock)
         self._summarize(workload.rows[-len(found.samples_s) :])
-        return found if self.first_call_s is None else Samples(
-            self.first_call_s, found.warmup_s, found.samples_s, found.steady, found.stopped_by, found.confidence
-        )  # fmt: skip
+        return found if self.first_call_s is None else replace(found, first_call_s=self.first_call_s)
 
     def _summarize(self, rows: list[dict[str, Any]]) -> None:
         """Put the accounts of all ranks together. Collective."""
@@ -201,7 +200,7 @@ class WorkflowStep(Step):
 
 
 def same_as_proved(workload: WorkflowWorkload, step: WorkflowStep) -> Iterator[Check]:
-    """The last timed run, against the run whose messages were compared: it may lose some."""
+    """Compare the last timed run with the run whose messages were compared: it may lose some."""
     yield from workload.everywhere(workload.same_results("the last timed run"))
     for name, each in step._summary["workflow"]["couplings"].items():
         if each["policy"] == BLOCK:

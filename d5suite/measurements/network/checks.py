@@ -1,7 +1,7 @@
 """What is checked after a network was timed. Each check names the fault it exists for.
 
-A check takes workload and step, and runs while nothing is timed any more. Checks run in the order
-of a measurement's `checks_after`: the first ones use the weights of the timed calls.
+A check takes workload and step, and runs when all timing is over. Checks run in the order of a
+measurement's `checks_after`: the first ones use the weights of the timed calls.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from d5suite.instruments.freshness import Durations, compare_durations, timed
+from d5suite.instruments.freshness import MOST, Durations, compare_durations, timed
 from d5suite.instruments.outside import measure_outside, time_fetches, time_work
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.measurements.base import check_computes, check_fetches, check_inside
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from d5suite.measurements.network.gradient import GradientStep
 
 LATEST = 2
-"""Timed answers that are fetched again."""
+"""Number of timed answers that are fetched again."""
 
 FIRST_PLACE = 100
-"""Places by which input is first moved to be new; `call_fresh` takes smaller numbers."""
+"""Places by which `work_outside` first rotates input to make it new; `call_fresh` uses fewer."""
 
 UNSEEN = "a batch never fed before"
 
 
 def finished_answers(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
-    """Timed answers fetched again: a call may return a promise, and fetching it computes.
+    """Time fetching of timed answers: a call may return a promise, and fetching it computes.
 
-    It comes first: whatever fetches an answer completes it.
+    This check comes first: whatever fetches an answer completes it.
     """
     executor = workload.executor
     pending = [lambda native=native: executor.fetch(native) for native in step.answers.latest(LATEST)]
@@ -57,14 +57,14 @@ def finished_answers(workload: NetworkWorkload, step: NetworkStep) -> Iterator[C
 
 
 def timed_outputs(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
-    """Outputs of timed calls: a replayed graph or a stale buffer answers for another batch."""
+    """Check outputs of timed calls: a replayed graph or stale buffer answers for another batch."""
     for turn, outputs in step.answers.fetch(workload.executor).items():
         checks = [_output(workload, f"batch {turn + 1}, timed,", output, turn) for output in outputs]
         yield max(checks, key=lambda check: check.error)
 
 
 def unseen_output(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
-    """The output for images never fed before: code may remember the answers to the timed ones."""
+    """Check the output for images never fed before: code may remember the timed answers."""
     arrays = workload.network.arrays(workload.evaluation_batch(TURNS))
     answer, computes = call_fresh(step, arrays, workload.executor.fetch)
     yield computes
@@ -82,7 +82,7 @@ def _output(workload: NetworkWorkload, batch: str, output: Arrays, turn: int) ->
 
 
 def timed_losses(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
-    """Losses of timed calls: a replayed graph or a stale buffer answers for another batch."""
+    """Check losses of timed calls: a replayed graph or a stale buffer answers for another batch."""
     executor, losses = workload.executor, step.answers.losses(workload.executor)
     if executor.drops:  # no reference drops the same values
         yield check_finite(losses)
@@ -92,7 +92,7 @@ def timed_losses(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check
 
 
 def last_gradient(workload: NetworkWorkload, step: GradientStep) -> Iterator[Check]:
-    """Every gradient of the last timed call: the loss may be right and the gradients stale."""
+    """Check every gradient of the last timed call: the loss may be right and gradients stale."""
     executor, answer, step.answer = workload.executor, step.answer, None
     if not executor.drops:
         values = fetch_sampled(executor, answer or {})
@@ -103,7 +103,7 @@ def last_gradient(workload: NetworkWorkload, step: GradientStep) -> Iterator[Che
 
 
 def unseen_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
-    """Loss and gradients of a batch never fed before: code may remember the timed answers."""
+    """Check loss and gradients of a batch never fed before: code may remember timed answers."""
     executor = workload.executor
     answer, computes = call_fresh(
         step, workload.arrays(workload.unseen), lambda native: fetch_sampled(executor, native)
@@ -115,7 +115,7 @@ def unseen_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Ch
 
 
 def dropped_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
-    """With Dropout: it may have stopped drawing, or the loss may ignore its input."""
+    """Check a network with Dropout, which may have stopped drawing, or may ignore its input."""
     executor = workload.executor
     if executor.drops:
         yield check_dropout(executor, executor.feed(workload.arrays(workload.unseen)))
@@ -123,7 +123,7 @@ def dropped_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[C
 
 
 def whole_batch_gradient(workload: NetworkWorkload, step: GradientStep) -> Iterator[Check]:
-    """Code may take only the few images of a large batch that the reference covers."""
+    """Check whole batches: code may take only the few images that the reference covers."""
     executor, name = workload.executor, "forward and backward"
     if executor.drops:
         return
@@ -177,7 +177,9 @@ def call_fresh(
     feed = executor.feed(arrays)
     native, took = timed(lambda: step.call(feed), executor.synchronize)
     answer = fetch(native)
-    found = compare_durations(lambda: duration(step.feed), other, Durations(step.median_s, took))
+    places = max(array.size for array in arrays.values())  # more would feed an input again
+    first = Durations(step.median_s, took)
+    found = compare_durations(lambda: duration(step.feed), other, first, most=min(places - 1, MOST))
     return answer, check_computes(found)
 
 
@@ -187,12 +189,12 @@ def rolled(arrays: Arrays, places: int) -> dict[str, np.ndarray]:
 
 
 def work_outside(step: NetworkStep, arrays: Arrays) -> Check:
-    """Feed new input, call and fetch: what a call leaves to feeding or fetching takes time there.
+    """Time feeding and fetching around a call, to which the call may leave its work.
 
     Parameters
     ----------
     step : NetworkStep
-        Of an answer, it fetches only what it keeps, such as the loss.
+        Only what the step keeps of an answer, such as the loss, is fetched.
     arrays : mapping of str to numpy.ndarray
         A batch.
     """

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from d5suite.levels.network import Arrays
-from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.base import Step
 from d5suite.measurements.network import checks
-from d5suite.measurements.network.steps import TURNS, NetworkStep, training_feeds, whole_feeds
-from d5suite.measurements.tables import TIMES
+from d5suite.measurements.network.steps import TURNS, NetworkMeasurement, NetworkStep, training_feeds, whole_feeds
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient import ROUGH, check_dropout, check_gradient, check_gradient_float64
 from d5suite.validate.network.gradient_references import OTHER_BATCHES, references
@@ -38,18 +37,12 @@ class GradientStep(NetworkStep):
         return self.workload.memory_by_definition(gradients=True)
 
 
-class Gradient(Measurement):
+class Gradient(NetworkMeasurement):
     """Forward and backward in training mode, without an update."""
 
     name = "gradient"
     level = 1
     needs = ("gradient",)
-    of_any_network = True
-    takes_memory = True
-    takes_energy = True
-    takes_layers = True
-    takes_cold = True
-    table = TIMES
     checks_after = (
         checks.finished_answers,
         checks.timed_losses,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.base import Step
 from d5suite.measurements.network import checks
-from d5suite.measurements.network.steps import TURNS, NetworkStep
-from d5suite.measurements.tables import TIMES
+from d5suite.measurements.network.steps import TURNS, NetworkMeasurement, NetworkStep
 from d5suite.validate.check import Check
 from d5suite.validate.network.inference import ExpectedOutputs, outputs_tolerance
 from d5suite.workloads.network import NetworkWorkload
@@ -24,17 +23,11 @@ class InferenceStep(NetworkStep):
         return self.workload.memory_by_definition()
 
 
-class Inference(Measurement):
+class Inference(NetworkMeasurement):
     """The forward pass in inference mode."""
 
     name = "inference"
     level = 1
-    of_any_network = True
-    takes_memory = True
-    takes_energy = True
-    takes_layers = True
-    takes_cold = True
-    table = TIMES
     checks_after = (checks.finished_answers, checks.timed_outputs, checks.unseen_output)
 
     def prepare(self, workload: NetworkWorkload) -> Step:

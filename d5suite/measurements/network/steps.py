@@ -10,11 +10,23 @@ import numpy as np
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Executor, Native
-from d5suite.measurements.base import Phase, Step
+from d5suite.measurements.base import Measurement, Phase, Step
+from d5suite.measurements.tables import TIMES
 from d5suite.workloads.network import FEEDS, NetworkWorkload
 
 TURNS = 2
-"""Batches that samples of inference and gradients take in turn. Each costs a reference."""
+"""Number of batches that inference and gradients take in turn; each needs a reference."""
+
+
+class NetworkMeasurement(Measurement):
+    """A measurement of an executor's calls on a whole batch: for any network and every pass."""
+
+    of_any_network = True
+    takes_memory = True
+    takes_energy = True
+    takes_layers = True
+    takes_cold = True
+    table = TIMES
 
 
 class KeptAnswers:
@@ -93,9 +105,9 @@ class NetworkStep(Step):
     feed : mapping
         The last call's native feed.
     turn : int
-        Number of its batch; -1 before timing. Those of `whole` follow those of `feeds`.
+        Number of that feed's batch; -1 before timing. Batches of `whole` follow those of `feeds`.
     proved : int
-        Number of the batches that have a reference: the first ones.
+        Number of batches that have a reference; they come first.
     median_s : float
         Median of the samples, in seconds.
     computes : str
@@ -132,7 +144,7 @@ class NetworkStep(Step):
         self.turn = -1
 
     def run(self) -> object:
-        self.answer = None  # freed here, as if nobody had kept it
+        self.answer = None  # freed here, as if it had not been kept
         self.answer = self.call(self.feed)
         return self.answer
 
@@ -195,7 +207,7 @@ def training_feeds(workload: NetworkWorkload, count: int = FEEDS) -> list[Callab
 
 
 def whole_feeds(workload: NetworkWorkload, count: int = FEEDS) -> list[Callable[[], Native]]:
-    """Return functions that feed whole batches; none if those of `training_feeds` are whole."""
+    """Return functions that feed whole batches; none if `training_feeds` feeds whole batches."""
     if workload.oracle_batch == workload.case.batch_size:
         return []
     return [lambda index=index: workload.feed_whole(index) for index in range(count)]  # type: ignore[misc]

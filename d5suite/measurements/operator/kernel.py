@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class KernelStep(Step):
     Attributes
     ----------
     findings : Findings
-        The proof's, with the call to time.
+        The proof's findings, with the call to time.
     others : sequence of Another
         The second input, and one that is fed after timing.
     answers : dict of int to list of numpy.ndarray
@@ -152,19 +152,19 @@ class KernelStep(Step):
                 "flops_per_s": flops / median if flops else None,
                 "bytes_per_s": moved / median if moved else None,
             },
-            "accuracy": found.accuracy.to_dict(),
+            "accuracy": asdict(found.accuracy),
             "repeatability": {key: found.repeatability[key] for key in ("reruns", "identical", "variance")},
         }
 
 
 def finished_answers(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
-    """Timed answers fetched again: a call may return a promise, and fetching it computes."""
+    """Time fetching of timed answers: a call may return a promise, and fetching it computes."""
     yield check_fetches(min(step.fetches, key=lambda each: each.late_s))
     step.fetches.clear()
 
 
 def last_answers(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
-    """The last timed answers to both inputs: a replayed graph answers the other one."""
+    """Check the last timed answers to both inputs: a replayed graph answers the other input."""
     found = step.findings
     repeats = workload.backend.tolerances[workload.operation.precision].repeats
     yield found.check_repeated("the last timed call", step.answers[0], repeats)
@@ -173,7 +173,7 @@ def last_answers(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check
 
 
 def unseen_answer(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
-    """The answer to inputs never fed before: code may remember the timed answers."""
+    """Check the answer to inputs never fed before: code may remember the timed answers."""
     found = step.findings
 
     def time_call(call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, float]:
@@ -191,7 +191,7 @@ def unseen_answer(workload: OperatorWorkload, step: KernelStep) -> Iterator[Chec
 
 
 def work_outside(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
-    """A call may leave its work to feeding its inputs or to fetching its answer."""
+    """Time feeding and fetching around a call, to which the call may leave its work."""
     operator, found = workload.operator, step.findings
     sizes = [0]
 

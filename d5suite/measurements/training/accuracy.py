@@ -52,7 +52,7 @@ class TargetRuns:
     Attributes
     ----------
     metric : Metric
-        Its bound is the target.
+        The metric, whose bound is the target.
     runs : list of dict
         ``seed``, ``epochs`` and the metric; ``seconds``, ``steps`` and ``samples`` of a run that
         reached the target; ``stopped`` of one that ended early.
@@ -183,7 +183,7 @@ class AccuracyStep(TrainerStep):
 
 
 def require_real_images(workload: NetworkWorkload) -> None:
-    """Raise `ConfigurationError` if a target of real images is given drawn ones."""
+    """Raise `ConfigurationError` if the target is for real images, and the images are drawn."""
     settings = workload.case.training
     if settings.get("source") and workload.dataset["synthetic"]:
         kind = workload.case.dataset["kind"]
@@ -237,7 +237,7 @@ class TimeToAccuracy(Measurement):
         Raises
         ------
         ConfigurationError
-            If the target is one of the real dataset, and the images are drawn.
+            If the target is for the real dataset, and the images are drawn.
         """
         require_real_images(workload)
         return AccuracyStep(workload)

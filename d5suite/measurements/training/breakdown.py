@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from d5suite.validate.norms import relative_l2
 from d5suite.workloads.network import Batch, NetworkWorkload
 
 PARTS = {"both": "forward and backward", "forward": "forward"}
-"""Other parts than the whole step, in words."""
+"""Parts other than the whole step, in words."""
 
 KEPT = (1, 3)
 """Numbers of the first steps whose losses `KeptAnswers` keeps: the last of each doubling."""
@@ -42,14 +43,14 @@ class BreakdownStep(TrainerStep):
     Each round waits for a batch, feeds it and computes; each part ends with the device's work. The
     rest of a round is ``other``. Rounds compute in turn a whole step, forward and backward, and a
     forward pass in inference mode, so that all three see the same caches and the same loader.
-    ``backward`` is the second's time less the third's, ``update`` the step's less the second's.
+    ``backward`` is the second's time minus the third's, ``update`` the first's minus the second's.
     These differences are not measured directly and may be slightly negative where a framework fuses
-    them. The parts are medians; their sum is recorded as a fraction of the whole step's median.
+    parts. The parts are medians; their sum is recorded as a fraction of the whole step's median.
 
     Attributes
     ----------
     last : dict of str to tuple
-        By other part: feed and answer of its last call.
+        By part other than the whole step: feed and answer of the last call.
     compute : dict of str to callable
         By part: what its rounds compute from a feed.
     """
@@ -155,7 +156,7 @@ class BreakdownStep(TrainerStep):
 
 
 def last_parts(workload: NetworkWorkload, step: BreakdownStep) -> Iterator[Check]:
-    """The last timed call of each other part again, untimed: what was timed may have been stale."""
+    """Repeat the last timed call of parts of the step, untimed: timed answers may be stale."""
     executor = workload.executor
     for kind in reversed(step.last):  # forward and backward moves the running statistics that forward uses
         if kind == "both" and executor.drops:
@@ -169,7 +170,7 @@ def last_parts(workload: NetworkWorkload, step: BreakdownStep) -> Iterator[Check
 
 
 def first_rounds(workload: NetworkWorkload, step: BreakdownStep) -> Iterator[Check]:
-    """The first timed steps again, untimed, on the same batches: they may have been stale."""
+    """Repeat the first timed steps, untimed, on the same batches: they may have been stale."""
     executor, loss = workload.executor, workload.network.require_loss()[1]
     if executor.drops or executor.precision == "fp16":
         return
@@ -187,7 +188,7 @@ def first_rounds(workload: NetworkWorkload, step: BreakdownStep) -> Iterator[Che
 
 
 def unseen_gradient(workload: NetworkWorkload, step: BreakdownStep) -> Iterator[Check]:
-    """Forward and backward of a batch never fed before: code may repeat earlier answers."""
+    """Check the gradient of a batch never fed before: code may repeat earlier answers."""
     executor = workload.executor
     if not executor.drops:
         workload.to_generic_point(executor)
@@ -213,7 +214,7 @@ class Breakdown(Measurement):
             Column("update", "breakdown_s.update", "tenths", scale=1e3),
             Column("other", "breakdown_s.other", "tenths", scale=1e3, shown="one file"),
             Column("sum", "breakdown_s", "sum in tenths", scale=1e3, shown="one file"),
-            Column(WORST_ERROR.heading, WORST_ERROR.value, WORST_ERROR.format, shown="wide"),
+            replace(WORST_ERROR, shown="wide"),
         ),
         "parts of a step in ms; feed: from host to device; !: they sum to more than 2% off the step",
         width=14,

@@ -41,11 +41,11 @@ from d5suite.validate.training.updates import (
 from d5suite.workloads.network import FEEDS, NetworkWorkload
 
 OTHER_RATE = 0.5
-"""Learning rate of the step after the timed ones, in theirs: half, which no schedule knows."""
+"""Learning rate of the step after the timed ones, relative to theirs: one that no schedule uses."""
 
 
 def finite_losses(workload: NetworkWorkload, step: TrainerStep | TrainingStep) -> Iterable[Check]:
-    """Training that diverged: it is no fault of the backend, and no later check would say so.
+    """Raise if training diverged: the backend is not at fault, and no later check would say so.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def finite_losses(workload: NetworkWorkload, step: TrainerStep | TrainingStep) -
 
 
 def first_losses(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Check]:
-    """Losses of the first timed steps: a graph captured with another batch computes others."""
+    """Check losses of the first timed steps: a graph captured with another batch is off."""
     executor, proved = workload.executor, workload.proved_run
     amplified = bool(proved.first.parameter_limit)
     if executor.drops or executor.precision == "fp16":
@@ -80,13 +80,12 @@ def first_losses(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Chec
 
 
 def counted_updates(workload: NetworkWorkload, step: TrainerStep | TrainingStep) -> Iterator[Check]:
-    """A step that returns a remembered loss makes no update; parameters may overflow unnoticed.
+    """Count updates: a step that returns a remembered loss makes none. State may overflow, too.
 
     Raises
     ------
     ValidationError
-        If the optimizer's state is not finite: nothing follows from it, and the loss may not show
-        it.
+        If the optimizer's state is not finite, which the loss may not show.
     """
     state = workload.trainer.state()
     infinite = next((key for key, value in state.items() if not np.isfinite(value).all()), None)
@@ -104,12 +103,11 @@ def counted_updates(workload: NetworkWorkload, step: TrainerStep | TrainingStep)
 
 
 def next_update(workload: NetworkWorkload, step: object) -> Iterator[Check]:
-    """One more step, on a batch never fed before: the optimizer or its input may be stale.
+    """Check one more step on a batch never fed before: the optimizer or its input may be stale.
 
     It starts from the optimizer's state after the timed steps, at the generic point, where float64
-    gradient and formula give loss and update. Its learning rate is another one, which must count at
-    once. With Dropout, which no float64 run reproduces, it
-    must answer as before timing.
+    gradient and formula give loss and update. A new learning rate must take effect at once. With
+    Dropout, which no float64 run reproduces, the step must answer as before timing.
     """
     executor, trainer, known = workload.executor, workload.trainer, workload.references
     trainer.set_learning_rate(workload.optimizer.learning_rate)  # a schedule may end at 0
@@ -138,7 +136,7 @@ def next_update(workload: NetworkWorkload, step: object) -> Iterator[Check]:
 
 
 def whole_batch_step(workload: NetworkWorkload, step: object) -> Iterator[Check]:
-    """Code may take only the few images of a large batch that the reference covers."""
+    """Check a whole batch: code may take only the few images that the reference covers."""
     executor = workload.executor
 
     def loss_at_generic_point(feed: Native) -> Arrays:
@@ -150,7 +148,7 @@ def whole_batch_step(workload: NetworkWorkload, step: object) -> Iterator[Check]
 
 
 def middle_steps(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Check]:
-    """Timed steps from the middle of the run again: only its ends are proved elsewhere.
+    """Repeat timed steps from the middle of the run: only its ends are proved elsewhere.
 
     Each is made from the parameters and the optimizer's state that it began with: gradients come
     from forward and backward, which the proof has covered, and the update from the formula. With
@@ -223,24 +221,24 @@ def _made_again(
 
 
 def _skipped(kept: KeptStep) -> bool:
-    """Whether the step has updated nothing, as in fp16 until the loss scale fits."""
+    """Return whether the step has updated nothing, as in fp16 until the loss scale fits."""
     return all(np.array_equal(value, sampled({key: kept.start[key]})[key]) for key, value in kept.end.items())
 
 
 def step_outside(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Check]:
-    """A step may leave its work to feeding its batch or to fetching its loss."""
+    """Time feeding and fetching around a step, to which the step may leave its work."""
     yield work_outside(step, workload.arrays(workload.unseen))
 
 
 def first_parameters(workload: NetworkWorkload, step: TrainingStep) -> Iterable[Check]:
-    """Parameters after the first timed steps: timed updates may differ where the losses do not."""
+    """Check parameters after the first timed steps: updates may differ where losses do not."""
     if step.early is None:
         return back_to_back(workload, step)
     return [_parameters(workload, "timed", step.early)]
 
 
 def back_to_back(workload: NetworkWorkload, step: object) -> Iterator[Check]:
-    """The proof's first steps again, without synchronizing: updates may be lost in a hurry."""
+    """Repeat the proof's first steps without synchronizing in between: updates may be lost."""
     executor, proved = workload.executor, workload.proved_run
     first = proved.first
     workload.restart()
@@ -254,7 +252,7 @@ def back_to_back(workload: NetworkWorkload, step: object) -> Iterator[Check]:
 
 
 def same_draws(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Check]:
-    """With Dropout, the first timed steps again with the same draws: they may have been stale."""
+    """With Dropout, repeat the first timed steps with the same draws: they may have been stale."""
     executor = workload.executor
     if not step.random:
         return
@@ -271,14 +269,14 @@ def same_draws(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Check]
 
 
 def trained_output(workload: NetworkWorkload, step: object) -> Iterator[Check]:
-    """The output at the trained weights: an evaluation may have repeated an earlier answer.
+    """Check the output at the trained weights: an evaluation may have repeated earlier answers.
 
     The images were never fed before. The reference is an evaluator with the executor's weights.
     """
     executor = workload.executor
     initial = workload.network.initializers
     weights = {name: value.astype(initial[name].dtype) for name, value in executor.parameters().items()}
-    executor.load_parameters(weights)  # of float64 what the evaluator can have
+    executor.load_parameters(weights)  # float64 is rounded to what the evaluator has
     yield from check_inference(
         executor,
         workload.evaluation_batch(1),

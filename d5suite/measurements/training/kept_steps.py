@@ -20,7 +20,7 @@ FIRST = 4
 """Number of the first step that may be kept: earlier ones are compared in another way."""
 
 PAIRS = 3
-"""Most pairs that are kept; later ones replace the first."""
+"""Most pairs that are kept; later pairs replace the earliest."""
 
 LARGE = 32 << 20
 """Bytes of parameters above which only the last pair is kept."""
@@ -37,15 +37,15 @@ class KeptStep:
     turn : int
         Number of its batch.
     start : mapping of str to numpy.ndarray
-        All parameters and running statistics before it.
+        All parameters and running statistics before the step.
     state : mapping of str to numpy.ndarray
-        The optimizer's state before it: whole with Dropout, else `sampled`.
+        The optimizer's state before the step: whole with Dropout, else `sampled`.
     random : mapping of str to numpy.ndarray
-        The state of Dropout's generator before it.
+        The state of Dropout's generator before the step.
     end : mapping of str to numpy.ndarray
-        Parameters after it, `sampled`; empty until then.
+        Parameters after the step, `sampled`; empty until then.
     loss : mapping
-        Its loss, on the device; empty until then.
+        The step's loss, on the device; empty until the step is made.
     """
 
     number: int
@@ -60,8 +60,8 @@ class KeptStep:
 class KeptSteps:
     """Pairs of neighbouring timed steps, one drawn within every doubling of their number.
 
-    Nobody knows how many steps there will be. So the last pair is one of the second half, or of the
-    quarter before it.
+    The number of steps is not known in advance. So the last pair lies in the second half of the
+    run, or in the quarter before.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class KeptSteps:
         return [each for each in self._steps if each.end]
 
     def before(self, number: int, turn: int) -> None:
-        """Keep what step ``number``, on batch ``turn``, begins with, if it was drawn."""
+        """Keep the state before step ``number``, on batch ``turn``, if the step was drawn."""
         if number < FIRST:
             return
         if number.bit_length() != self._doubling:
@@ -106,7 +106,7 @@ class KeptSteps:
             del self._steps[: -2 * self._pairs]
 
     def after(self, number: int, loss: Native) -> None:
-        """Keep what step ``number`` has led to, if it was drawn."""
+        """Keep the result of step ``number``, if the step was drawn."""
         if self._steps and self._steps[-1].number == number and not self._steps[-1].end:
             last, network = self._steps[-1], self._trainer.executor.network
             values = self._trainer.executor.parameters()

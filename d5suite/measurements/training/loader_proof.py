@@ -31,7 +31,7 @@ from d5suite.data.transforms import TrainTransform
 from d5suite.validate.check import Check
 
 EPOCHS = 3
-"""Epochs that are read: 72 crops."""
+"""Number of epochs that are read: 72 crops."""
 
 BATCH = 8
 """Images of a batch; it divides an epoch."""
@@ -57,7 +57,7 @@ VARIED = 0.5
 """Accepted relative error of the standard deviation of the crops' areas."""
 
 REPEATED = 0.5
-"""Accepted share of crops that are those of other images, to 1% of the image."""
+"""Accepted share of crops that equal those of other images, to 1% of the image."""
 
 OWN = "the framework's own loader"
 
@@ -76,7 +76,7 @@ def prove_known_images(loader: Loader, *, stored: str, size: int, workers: int, 
     size : int
         Height and width of the images that the loader returns.
     workers, seed : int
-        Of the loader.
+        Worker processes and seed of the loader.
     """
     with tempfile.TemporaryDirectory(prefix="d5suite-images-") as folder:
         root = Path(folder) / "folder"
@@ -110,7 +110,7 @@ def check_known_images(pixels: np.ndarray, labels: np.ndarray, size: int) -> Ite
 
 
 def _range(pixels: np.ndarray, chequered: np.ndarray, apart: float, size: int) -> Iterator[Check]:
-    """Resolution and normalisation, from squares of black and yellow, and from the blue."""
+    """Check resolution and normalisation, from squares of black and yellow, and from the blue."""
     if not chequered.any():
         yield Check(f"chequered images of {OWN} are missing", 1.0, 0.0)
         return
@@ -146,7 +146,7 @@ def _labels(numbers: np.ndarray, labels: np.ndarray) -> Iterator[Check]:
 
 
 def _order(numbers: np.ndarray) -> Iterator[Check]:
-    """Every epoch has each image once, in another random order."""
+    """Check that every epoch has each image once, in another random order."""
     epochs = numbers.reshape(EPOCHS, IMAGES)
     whole = np.sort([min(number, PLACED) for number in range(IMAGES)])
     missing = [len(set(whole) - set(epoch)) for epoch in epochs]
@@ -161,7 +161,7 @@ def _order(numbers: np.ndarray) -> Iterator[Check]:
 
 
 def _crops(pixels: np.ndarray, size: int) -> Iterator[Check]:
-    """Crops and mirrored images are as many and as large as in the neutral transform."""
+    """Check that crops are as large and mirrored as often as in the neutral transform."""
     cut = crops(pixels)
     areas, mirrored = np.abs((cut[:, 1] - cut[:, 0]) * (cut[:, 3] - cut[:, 2])), cut[:, 1] < cut[:, 0]
     wanted = neutral_areas(size, 1000)

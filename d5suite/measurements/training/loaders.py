@@ -236,7 +236,7 @@ def check_neutral_batch(workload: NetworkWorkload, batch: Any, number: int, name
 
 
 def prove_native_loader(workload: NetworkWorkload) -> Iterator[Check]:
-    """Check a batch of the framework's own loader, and once what it makes of known images."""
+    """Check a batch of the framework's own loader, and, once per case, its known images."""
     with native_batches(workload) as native:
         yield from check_native_batch(workload, copied(next(native)), "")
     yield from workload.once(

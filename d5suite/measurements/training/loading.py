@@ -49,7 +49,7 @@ class CostOfLoadingStep(ratios.RatioStep):
 
     def _consume(self, name: str, batches: int) -> Callable[[], None]:
         def run() -> None:
-            self.last.pop(name, None)  # freed here, as if nobody had kept it
+            self.last.pop(name, None)  # freed here, as if it had not been kept
             for _ in range(batches):
                 self.last[name] = next(self._streams[name])
             self.taken[name] += batches
@@ -78,7 +78,7 @@ class CostOfLoadingStep(ratios.RatioStep):
 
 
 def last_batches(workload: NetworkWorkload, step: CostOfLoadingStep) -> Iterator[Check]:
-    """The last timed batch of both loaders: one may repeat a batch."""
+    """Check the last timed batch of both loaders: a loader may repeat a batch."""
     number = step.taken["d5suite"] - 1
     yield from loaders.check_neutral_batch(workload, step.last["d5suite"], number, " of the last timed batch")
     yield from loaders.check_native_batch(

@@ -12,7 +12,7 @@ from d5suite.workloads.network import NetworkWorkload
 
 
 def last_native_batch(workload: NetworkWorkload, step: loaders.LoadingStep) -> Iterable[Check]:
-    """Shape, range and labels of the last timed batch: the loader may repeat its first one."""
+    """Check shape, labels and spread of the last timed batch: the loader may repeat its first."""
     return loaders.check_native_batch(workload, step.last, "the last timed batch of ", step.first)
 
 

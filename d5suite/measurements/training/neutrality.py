@@ -22,8 +22,8 @@ BASELINE_STEPS = 3
 """Steps over which both training steps must agree before they are timed."""
 
 SLOWER = 0.3
-"""Largest accepted part by which the hand-written step is slower than d5suite's. It is an expert's
-code, in the same mode; what works twice is slower by half."""
+"""Largest accepted excess of the hand-written step's time over d5suite's, as a fraction of the
+former. It is expert code in the same mode; if it did its work twice, the excess would be a half."""
 
 
 class NeutralityStep(RatioStep):
@@ -65,20 +65,20 @@ class NeutralityStep(RatioStep):
 
 
 def finite_baseline(workload: NetworkWorkload, step: NeutralityStep) -> Iterator[Check]:
-    """The hand-written step may have diverged; it cannot restart, so only its last loss counts."""
+    """Check the hand-written step's last loss; the step may have diverged, and cannot restart."""
     last = float(step.baseline.loss())
     yield Check("loss of the hand-written step after timing is finite", 0.0 if np.isfinite(last) else np.inf, 0.0)
 
 
 def plausible_yardstick(workload: NetworkWorkload, step: NeutralityStep) -> Iterator[Check]:
-    """A hand-written step that does more than it must makes neutrality look free."""
+    """Check the hand-written step's time: if it does more than it must, neutrality looks free."""
     ratio = step.ratio.value
     text = f"d5suite's step takes {ratio:.2f} of its time: it may work twice"
     yield Check("hand-written step slower than d5suite's", float(1 - ratio > SLOWER), 0.0, text)
 
 
 def first_losses(workload: NetworkWorkload, step: NeutralityStep) -> Iterator[Check]:
-    """The first steps again, against the hand-written ones before timing: it may train no more."""
+    """Repeat the first steps, against the hand-written losses: the step may no longer train."""
     executor = workload.executor
     workload.restore(executor)
     step.trainer.load_state(step.trainer.initial_state())

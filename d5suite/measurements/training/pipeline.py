@@ -24,7 +24,7 @@ class PipelineStep(loaders.LoadingStep):
 
 
 def last_batch(workload: NetworkWorkload, step: PipelineStep) -> Iterable[Check]:
-    """Pixels of the last timed batch: the loader may repeat a batch, or deliver out of order."""
+    """Check pixels of the last timed batch: the loader may repeat or reorder batches."""
     return loaders.check_neutral_batch(workload, step.last, step.taken - 1, " of the last timed batch")
 
 

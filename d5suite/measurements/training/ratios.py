@@ -52,7 +52,7 @@ class RatioStep(Step):
 
     @property
     def ratio(self) -> Ratio:
-        """How many times as long d5suite's step takes as the other."""
+        """Ratio of d5suite's time to the other way's."""
         return paired_ratio(*(self._both[name].samples_s for name in ("d5suite", self.other)))
 
     def record(self, samples: Samples) -> dict[str, Any]:

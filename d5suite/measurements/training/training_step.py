@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from d5suite.levels.training import Trainer
-from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.base import Step
 from d5suite.measurements.network.checks import finished_answers
 from d5suite.measurements.network.gradient import prove_gradient
-from d5suite.measurements.tables import TIMES
+from d5suite.measurements.network.steps import NetworkMeasurement
 from d5suite.measurements.training import checks
 from d5suite.measurements.training.steps import TrainingStep
 from d5suite.validate.check import Check
@@ -37,18 +37,12 @@ FIRST_STEPS = 2
 back to back after timing."""
 
 
-class TrainingStepTime(Measurement):
+class TrainingStepTime(NetworkMeasurement):
     """Forward, backward and update."""
 
     name = "training_step"
     level = 2
     needs = ("gradient", "level 2")
-    of_any_network = True
-    takes_memory = True
-    takes_energy = True
-    takes_layers = True
-    takes_cold = True
-    table = TIMES
     checks_after = (
         finished_answers,
         checks.finite_losses,

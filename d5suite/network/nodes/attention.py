@@ -51,8 +51,8 @@ class Attention:
     shows : int
         The intermediate value in output 3, or `NO_MODE`.
     wanted : tuple of bool
-        Whether Y, the present key, the present value and the intermediate value are wanted; as long
-        as the node's outputs.
+        Whether Y, the present key, the present value and the intermediate value are wanted, for
+        each output that the node has.
     """
 
     heads: int

@@ -41,12 +41,12 @@ class NodeContext:
     single : bool
         Whether this is level 0: one node instead of a network.
     dtypes : mapping of str to numpy.dtype
-        Type of every tensor; in a network, floating-point tensors have the type of activations,
-        and those of a loss with targets float32 at least.
+        Type of every tensor. In a network, floating-point tensors have the type of activations, but
+        those of a loss with targets at least float32.
     non_negative : frozenset of str
         Tensors known to be non-negative: used as indices they never count from the end.
     readers : mapping of str to set of str
-        By tensor of a network that is read: the operators that read it; of an output, "", too.
+        By tensor of a network that is read: the operators that read it; "" stands for an output.
     packing : dict of str to Packing
         Weights that a factory stores in a form other than a permutation of axes; level 0 only.
     """
@@ -100,7 +100,7 @@ class NodeContext:
         return self.shapes[name]
 
     def rank(self, name: str) -> int:
-        """Return the number of axes."""
+        """Return the number of axes of a tensor."""
         return len(self.shape(name))
 
     def constant(self, node: Node, index: int) -> np.ndarray | None:
@@ -129,7 +129,7 @@ class NodeContext:
 
 
 def _loss_of_numbers(network: Network) -> frozenset[str]:
-    """Return the tensors that compare outputs with floating-point targets, if the loss does so."""
+    """Return the tensors that only a loss with floating-point targets computes; none otherwise."""
     if network.loss is None or not network.has_targets:
         return frozenset()
     found = {name for node in network.nodes_for([network.loss]) for name in node.outputs}
@@ -146,7 +146,7 @@ _STAYS_NON_NEGATIVE = frozenset({
 def _non_negative(network: Network) -> frozenset[str]:
     """Return the integer tensors of a network that are never negative.
 
-    Integer inputs of a network never are: token numbers, positions, labels.
+    The network's integer inputs count as such: token numbers, positions, labels.
     """
     computed = {name for node in network.nodes for name in node.outputs}
     whole = {name for name, dtype in network.dtypes.items() if not is_floating(dtype)} - computed

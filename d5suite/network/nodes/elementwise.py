@@ -18,7 +18,7 @@ NUMPY_UNARY: dict[str, str] = {
     "Reciprocal": "reciprocal", "Round": "round", "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Sqrt": "sqrt",
     "Tan": "tan", "Tanh": "tanh",
 }  # fmt: skip
-"""Operators of one tensor, with NumPy's names of them, which other frameworks share."""
+"""NumPy's names of operators of one tensor; other frameworks share them."""
 
 NUMPY_BINARY: dict[str, str] = {
     "And": "logical_and", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor",
@@ -26,7 +26,7 @@ NUMPY_BINARY: dict[str, str] = {
     "LessOrEqual": "less_equal", "Max": "maximum", "Min": "minimum", "Mul": "multiply", "Or": "logical_or",
     "Sub": "subtract", "Xor": "logical_xor",
 }  # fmt: skip
-"""Operators of two tensors, likewise."""
+"""NumPy's names of operators of two tensors; other frameworks share them."""
 
 
 def with_attributes(function: Callable[..., Any], node: Node, *names: str, **renamed: str) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ def is_clip_fixed(node: Node, context: NodeContext) -> bool:
 
 
 def infinite_signs(node: Node) -> tuple[int, int]:
-    """Return whether an IsInf detects negative infinity, and positive infinity: 0 or 1."""
+    """Return whether an IsInf detects negative and positive infinity, each as 0 or 1."""
     return node.attributes["detect_negative"], node.attributes["detect_positive"]
 
 

@@ -28,10 +28,10 @@ class Elements:
     axis : int
         The axis that indices count along.
     size : int
-        Size of the data on this axis; negative indices count from there.
+        Size of the data on this axis; negative indices count back from it.
     crop : tuple of slice
-        The part of the data that the indices cover: the whole axis, and the index's length of the
-        other axes.
+        The part of the data that the indices cover: the whole of ``axis``, and of each other axis
+        as much as the indices have.
     """
 
     axis: int
@@ -66,7 +66,7 @@ class Tuples:
     batch : int
         Number of leading axes that data and indices share; tuples address the axes after these.
     sizes : tuple of int or None
-        Sizes of the data on the addressed axes; negative indices count from there.
+        Sizes of the data on the addressed axes; negative indices count back from them.
     wraps : bool
         Whether indices may be negative.
     """

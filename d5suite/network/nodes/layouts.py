@@ -23,12 +23,12 @@ def identity(rank: int) -> Layout:
 
 
 def channels_last(rank: int) -> Layout:
-    """Return N, spatial axes, C; below two axes, ONNX's own layout."""
+    """Return N, spatial axes, C; ONNX's own layout for fewer than two axes."""
     return (0, *range(2, rank), 1) if rank > 1 else identity(rank)
 
 
 def kernel_last(rank: int) -> Layout:
-    """Return the layout of a convolution weight with spatial axes first: then inputs, outputs."""
+    """Return the layout of a convolution weight: spatial axes, then inputs, then outputs."""
     return (*range(2, rank), 1, 0)
 
 
@@ -122,7 +122,7 @@ class LayoutContext(NodeContext):
         return layout
 
     def conversion(self, name: str, wanted: Layout) -> Conversion | None:
-        """Return how to convert a tensor to a layout of at least its rank; None if it has it."""
+        """Return how to convert a tensor to a layout of at least its rank; None if not needed."""
         shape, layout = self.shape(name), self.layout(name)
         added = len(wanted) - len(shape)
         if layout == wanted or not shape:

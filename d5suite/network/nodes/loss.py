@@ -37,10 +37,10 @@ class SoftmaxCrossEntropyLoss:
     logged: bool
 
     def reduce(self, losses: Any, weights: Any, kept: Any, total: Function, mean: Function) -> Any:
-        """Return a framework's losses reduced, given how it sums and averages all of a tensor.
+        """Reduce a framework's losses with its functions that sum and average a whole tensor.
 
-        ``weights`` are the classes' for each loss, and ``kept`` is 0 where a loss is ignored; each
-        may be None.
+        ``weights`` holds the class weight of each loss, and ``kept`` is 0 where a loss is ignored;
+        each may be None.
         """
         factors = kept if weights is None else weights if kept is None else weights * kept
         losses = losses if factors is None else losses * factors

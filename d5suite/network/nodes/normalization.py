@@ -14,8 +14,8 @@ from d5suite.network.nodes.context import NodeContext
 from d5suite.network.nodes.layouts import Layout
 
 LEAST_NORM = 2.0**-63
-"""Least divisor of a vector, so that zeros stay zeros as in ONNX. Its square is the least normal
-float32."""
+"""Least norm that a vector is divided by, so that zeros stay zeros as in ONNX. Its square is the
+least normal float32."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LayerNormalization:
         Sizes of these axes.
     epsilon : float
     full : bool
-        Whether scale and bias have exactly these sizes, without broadcasting.
+        Whether scale and bias have exactly ``sizes``, without broadcasting.
     """
 
     axes: tuple[int, ...]

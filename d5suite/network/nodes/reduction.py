@@ -15,7 +15,7 @@ from d5suite.network.nodes.shape import read_axes
 
 @dataclass(frozen=True)
 class Reduction:
-    """A ReduceMax, ReduceMean or ReduceSum.
+    """A reduction over axes, such as a ReduceSum.
 
     Attributes
     ----------

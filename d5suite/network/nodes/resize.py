@@ -34,8 +34,8 @@ class Resize:
         ``nearest``, ``linear`` or ``cubic``.
     aligned : bool or None
         True for aligned corners, False for aligned pixel centres. None for variants that kernels
-        lack: other coordinates, scales other than the ratio of sizes, other settings, other axes
-        than those of an image.
+        lack: other coordinates, scales other than the ratio of sizes, other settings, or axes that
+        are not an image's.
     """
 
     rows: dict[int, np.ndarray]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from d5suite.errors import NetworkError
@@ -120,16 +122,14 @@ def taps(plan: Sampling, f: SamplingFunctions, coordinates: Sequence[Any]) -> li
     coordinates : sequence of tensor
         The components of the grid's last axis; the first is for the image's last axis.
     """
-    by_axis = [
-        _along(plan, f, place(plan, f, coordinate, axis), axis) for axis, coordinate in enumerate(reversed(coordinates))
-    ]
+    by_axis = []
+    for axis, (coordinate, stride) in enumerate(zip(reversed(coordinates), plan.strides, strict=True)):
+        near = _along(plan, f, place(plan, f, coordinate, axis), axis)
+        by_axis.append([(f.whole(index) * stride, factor, slope) for index, factor, slope in near])
     found = []
     for several in itertools.product(*by_axis):
-        cell, weight = 0, None
-        for (index, factor, _), stride in zip(several, plan.strides, strict=True):
-            cell = cell + f.whole(index) * stride
-            weight = factor if weight is None else weight * factor
-        found.append(Tap(cell, weight, tuple(each[1] for each in several), tuple(each[2] for each in several)))
+        cells, factors, slopes = zip(*several, strict=True)
+        found.append(Tap(reduce(operator.add, cells), reduce(operator.mul, factors), factors, slopes))
     return found
 
 

@@ -16,7 +16,7 @@ _FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss"
 """Weights that stay float32 in a 16-bit precision, by operator and input number."""
 
 SEVERAL_OUTPUTS = frozenset({"Attention", "GRU", "LSTM", "LayerNormalization", "MaxPool", "TopK"})
-"""Operators with further outputs that networks need; of others only the first is computed."""
+"""Operators whose further outputs networks need; others compute only their first output."""
 
 
 @dataclass(frozen=True)

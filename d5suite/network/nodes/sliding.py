@@ -1,6 +1,6 @@
 """Convolution and pooling nodes: their sliding windows.
 
-Imports NumPy, `d5suite.errors`, `d5suite.network` and its neighbours.
+Imports NumPy, `d5suite.errors` and `d5suite.network`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from d5suite.network.nodes.windows import TransposedWindow, Window, transposed_w
 
 
 def read_conv(node: Node, context: NodeContext) -> Window:
-    """Return the window of a Conv; raises like `window`, and unless 1 to 3 axes are spatial."""
+    """Return the window of a Conv; raises like `window`, or for other than 1 to 3 spatial axes."""
     return window(node, _spatial(node, context), context.shape(node.inputs[1])[2:])
 
 
@@ -69,13 +69,13 @@ def read_columns(node: Node, context: NodeContext) -> Columns:
 
 @dataclass(frozen=True)
 class Unpool:
-    """A MaxUnpool: writes values to the cells of an image whose maxima they were.
+    """A MaxUnpool: writes each maximum back to the cell of the image that it came from.
 
     Attributes
     ----------
     channels : int
     image : tuple of int
-        Spatial sizes of the image; indices also count batch and channels.
+        Spatial sizes of the image; indices address all images and channels, flattened.
     padding : tuple of (int, int)
         Zeros to add before and after each axis of the image, batch and channels included.
     overlapping : bool

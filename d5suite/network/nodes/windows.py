@@ -1,7 +1,7 @@
 """The sliding windows of convolution and pooling, with automatic padding resolved.
 
 Formulas: ONNX operator specification, Conv and MaxPool (``auto_pad``, ``ceil_mode``). Imports
-NumPy, `d5suite.errors` and `d5suite.network.model`.
+NumPy, `d5suite.errors` and `d5suite.network.graph`.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ class Window(_Sliding):
         return product
 
     def divisor_correction(self, *, include_pad: bool) -> np.ndarray:
-        """Return kernel size / `counts`: corrects an average over whole windows. float64."""
+        """Return kernel size / `counts`, float64: it corrects averages over whole windows."""
         return math.prod(self.kernel) / self.counts(include_pad=include_pad)
 
     def taps(self) -> Iterator[tuple[slice, ...]]:
-        """Yield, for every kernel cell in row-major order, the cells of the padded image at it."""
+        """Yield, by kernel cell in row-major order, the cells of the padded image under it."""
         for cell in itertools.product(*map(range, self.kernel)):
             yield tuple(
                 slice(place * dilation, place * dilation + (count - 1) * stride + 1, stride)

@@ -1,4 +1,4 @@
-"""The field's standard networks, one file per family; `build` finds them by name.
+"""Standard networks, one file per family; `build` builds them by name.
 
 May import `d5suite.network` and `d5suite.errors`.
 """
@@ -15,19 +15,19 @@ _FAMILIES = (
     "lenet", "alexnet", "vgg", "googlenet", "inception", "resnet", "densenet", "mobilenet", "squeezenet", "shufflenet",
     "regnet", "efficientnet", "convnext", "vit",
 )  # fmt: skip
-"""The modules beside, in the order of their networks."""
+"""The modules of this package, in the order of their networks."""
 
 NETWORKS: dict[str, Callable[..., Network]] = {
     name: write for family in _FAMILIES for name, write in import_module(f"{__name__}.{family}").NETWORKS.items()
 }
-"""Name to a function ``(*, classes, image_size, seed) -> Network``."""
+"""By name: a function ``(*, classes, image_size, seed) -> Network``."""
 
 
 def name_in(recipe: str) -> str | None:
-    """Return the network whose name ends a recipe's, or the only one of the family that does.
+    """Return the network whose name, or else whose family's name, a recipe's name ends with.
 
     ``imagenet_resnet50`` ends with ``resnet50``, and ``digits_lenet`` with the family of
-    ``lenet5``. None if there is no such network, or several of a family.
+    ``lenet5``. None if there is no such network, or the family has several.
     """
     exact = max((name for name in NETWORKS if recipe.endswith(name)), key=len, default=None)
     family = [name for name in NETWORKS if recipe.endswith(f"_{name.rstrip('0123456789')}")]

@@ -2,10 +2,10 @@
 
 Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv 1404.5997,
 2014), section 5, as torchvision has it: one column of convolutions, no response normalisation,
-dropout before both hidden layers. Initial weights are He-normal, as VGG's in torchvision, and the
-classifier's of standard deviation 0.01. The original's 0.01 everywhere (Krizhevsky et al., NeurIPS
-2012, section 5) and PyTorch's default let the signal fade from layer to layer. Imports the builder
-only.
+dropout before both hidden layers. Initial weights are He-normal, like torchvision's for VGG, but of
+standard deviation 0.01 in the last layer. The original's 0.01 everywhere (Krizhevsky et al.,
+NeurIPS 2012, section 5) and PyTorch's default let the signal fade from layer to layer. Imports the
+builder only.
 """
 
 from __future__ import annotations

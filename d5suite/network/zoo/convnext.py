@@ -2,9 +2,9 @@
 
 Liu et al., "A ConvNet for the 2020s" (CVPR 2022), section 2 and figure 4. Names are torchvision's;
 its weights of fully connected layers along the channels are stored transposed, (input, output).
-Initial weights are the paper's code's: normal with standard deviation 0.02 (its bounds, ±2, are 100
-deviations away), layer scales of 1e-6. Stochastic depth is left out: ONNX has no operator for it.
-May import `d5suite.network` only.
+Initial weights are those of the paper's code: normal with standard deviation 0.02 (its bounds, ±2,
+are 100 deviations away), layer scales of 1e-6. Stochastic depth is left out: ONNX has no operator
+for it. May import `d5suite.network` only.
 """
 
 from __future__ import annotations

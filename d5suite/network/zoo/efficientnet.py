@@ -2,9 +2,9 @@
 
 Tan and Le, "EfficientNet: rethinking model scaling for convolutional neural networks" (ICML 2019),
 table 1; a block is MnasNet's (Tan et al., CVPR 2019) with squeeze-and-excitation of a quarter of
-the block's inputs. Names are torchvision's. Initial weights are the authors' code's: He-normal
-convolutions and a classifier uniform in ±1/√classes. Stochastic depth is left out: ONNX has no
-operator for it. May import `d5suite.network` only.
+the block's inputs. Names are torchvision's. Initial weights are those of the authors' code:
+He-normal convolutions and a classifier uniform in ±1/√classes. Stochastic depth is left out: ONNX
+has no operator for it. May import `d5suite.network` only.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _MODULES = {
 """Channels of the branches: 1×1; before and after 3×3; before and after "5×5"; after pooling."""
 
 _POOLS = {"inception3b": ("maxpool3", 3), "inception4e": ("maxpool4", 2)}
-"""By the module before it: a pooling's name and kernel."""
+"""By module: name and kernel of the pooling layer after it."""
 
 
 def _layer(b: Builder, x: str, name: str, width: int, kernel: int = 1, stride: int = 1) -> str:

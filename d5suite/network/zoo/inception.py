@@ -44,7 +44,7 @@ def _layer(
 
 
 def _chain(b: Builder, x: str, name: str, *layers: tuple[int, PixelSize]) -> str:
-    """Convolutions ``NAME_1``, ``NAME_2`` and so on, of these widths and kernels."""
+    """Append convolutions ``NAME_1``, ``NAME_2`` and so on, of these widths and kernels."""
     for index, (width, kernel) in enumerate(layers, 1):
         x = _layer(b, x, f"{name}_{index}", width, kernel)
     return x

@@ -36,7 +36,7 @@ def _mobilenet_v1(*, classes: int, image_size: int, seed: int) -> Network:
 
 
 _V2_STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""Expansion, output channels, repeats and stride of the first (Sandler et al., table 2)."""
+"""Expansion, output channels, blocks and stride of the first block (Sandler et al., table 2)."""
 
 
 def _inverted_residual(b: Builder, x: str, name: str, *, inputs: int, expansion: int, outputs: int, stride: int) -> str:
@@ -77,7 +77,7 @@ and stride (Howard et al., 2019, table 1)."""
 
 
 def _divisible(channels: float) -> int:
-    """Round to a multiple of 8, not below 90% (the authors' ``_make_divisible``)."""
+    """Round to a multiple of 8, at least 90% of ``channels`` (the authors' ``_make_divisible``)."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 

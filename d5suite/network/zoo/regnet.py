@@ -2,9 +2,9 @@
 
 Radosavovic et al., "Designing network design spaces" (CVPR 2020), table 2: 22 blocks whose widths
 follow from w_0 = 24, w_a = 24.48 and w_m = 2.54, with groups of 16 channels and no bottleneck.
-Names are torchvision's. Initial weights are the authors' code's (pycls): convolutions of variance
-2 / (kernel area · output channels), whatever the groups, and a classifier of standard deviation
-0.01. May import `d5suite.network` only.
+Names are torchvision's. Initial weights are those of the authors' code (pycls): convolutions of
+variance 2 / (kernel area · output channels), whatever the groups, and a classifier of standard
+deviation 0.01. May import `d5suite.network` only.
 """
 
 from __future__ import annotations

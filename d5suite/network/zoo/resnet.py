@@ -1,12 +1,13 @@
 """ResNet-18/34/50/101/152 of version 1.5, the last three of version 1 too, and ResNeXt-50 and -101.
 
 He et al., "Deep residual learning for image recognition" (CVPR 2016), table 1: version 1, which has
-a bottleneck's stride in its first 1×1 convolution. Version 1.5 has it in the 3×3 convolution (Goyal
-et al., "Accurate, large minibatch SGD", 2017, footnote 5). ResNeXt (Xie et al., "Aggregated
-residual transformations for deep neural networks", CVPR 2017, table 1) has groups there. Initial
-weights are Goyal et al.'s (section 5.1): He-normal convolutions, a classifier of standard deviation
-0.01, and a scale of zero at the end of every residual branch, without which the first steps of
-training are chaotic and no two machines agree on them. May import `d5suite.network` only.
+the stride of a bottleneck in its first 1×1 convolution. Version 1.5 has the stride in the 3×3
+convolution (Goyal et al., "Accurate, large minibatch SGD", 2017, footnote 5). ResNeXt (Xie et al.,
+"Aggregated residual transformations for deep neural networks", CVPR 2017, table 1) divides the 3×3
+convolution into groups. Initial weights are Goyal et al.'s (section 5.1): He-normal convolutions, a
+classifier of standard deviation 0.01, and a scale of zero at the end of every residual branch,
+without which the first training steps are chaotic and no two machines agree on them. May import
+`d5suite.network` only.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def _basic(b: Builder, x: str, name: str, width: int, stride: int) -> str:
 def _bottleneck(
     b: Builder, x: str, name: str, width: int, stride: int, *, groups: int = 1, each: int = 64, version_1: bool = False
 ) -> str:
-    """Each group has ``each / 64`` of ``width`` channels."""
+    """Append a bottleneck, whose groups have ``width * each / 64`` channels each."""
     inner = width * each // 64 * groups
     first, second = (stride, 1) if version_1 else (1, stride)
     y = b.relu(b.batch_norm(b.conv(x, f"{name}.conv1", inner, 1, stride=first), f"{name}.bn1"))

@@ -1,7 +1,7 @@
 """SqueezeNet 1.0 and 1.1.
 
 Iandola et al., "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters and <0.5MB model size"
-(arXiv 1602.07360, 2016), table 1; version 1.1, of the authors' repository, has a smaller first
+(arXiv 1602.07360, 2016), table 1; version 1.1, from the authors' repository, has a smaller first
 layer and pools earlier. Initial weights follow torchvision: He's forward form, here normal, and a
 last convolution of standard deviation 0.01. May import `d5suite.network` only.
 """
@@ -34,7 +34,7 @@ def _squeezenet(
     image_size: int,
     seed: int,
 ) -> Network:
-    """``width`` and ``kernel`` are the first convolution's, ``pools`` the pooling layers."""
+    """``width`` and ``kernel`` are the first convolution's; ``pools`` lists the pooling layers."""
     b = Builder(name, seed=seed, image_size=image_size, smallest=smallest)
     x = b.relu(b.conv(b.image, "features.0", width, kernel, stride=2, padding=0, bias=True, fan="in"))
     fires = iter(((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256)))

@@ -1,12 +1,12 @@
 """Vision transformer ViT-B/16.
 
-Dosovitskiy et al., "An image is worth 16x16 words" (ICLR 2021), section 3.1 and table 1, for images
-without representation layer, as torchvision builds it. Names are torchvision's; its weights of
-fully connected layers along tokens are stored transposed, (input, output). Initial weights are its,
-too, which are the paper's code's: Xavier-uniform products, a convolution of variance 1 / inputs,
-positions of deviation 0.02, and zeros in class token and classifier. Attention is written out as
-two matrix products and a softmax. Dropout is left out: torchvision's rate is 0. May import
-`d5suite.network` and `d5suite.errors`.
+Dosovitskiy et al., "An image is worth 16x16 words" (ICLR 2021), section 3.1 and table 1, without
+the representation layer, as torchvision builds it. Names are torchvision's; its weights of fully
+connected layers along tokens are stored transposed, (input, output). Initial weights are
+torchvision's too, which are those of the paper's code: Xavier-uniform matrices, a convolution of
+variance 1 / inputs, positions of deviation 0.02, and zeros in class token and classifier. Attention
+is written out as two matrix products and a softmax. Dropout is left out: torchvision's rate is 0.
+May import `d5suite.network` and `d5suite.errors`.
 """
 
 from __future__ import annotations
@@ -71,9 +71,25 @@ def representation(b: Builder, x: str, width: int) -> str:
     return b.reshape(x, "representation", (0, width))
 
 
-def _vit(
+def transformer(
     name: str, width: int, depth: int, heads: int, hidden: int, *, classes: int, image_size: int, seed: int
 ) -> Network:
+    """Return a vision transformer.
+
+    Parameters
+    ----------
+    name : str
+        The network's name.
+    width, depth, heads, hidden : int
+        Features of a token, layers, attention heads, and features inside a layer's perceptron.
+    classes, image_size, seed : int
+        See `d5suite.network.zoo.build`.
+
+    Raises
+    ------
+    NetworkError
+        If the image size is not a multiple of the patch size.
+    """
     if image_size < _PATCH or image_size % _PATCH:
         what = f"the images must have a multiple of {_PATCH} pixels a side, not {image_size}"
         raise NetworkError(what, where=name)
@@ -89,4 +105,4 @@ def _vit(
     return b.classifier(b.linear(representation(b, x, width), "heads.head", classes, deviation=0.0))
 
 
-NETWORKS = {"vit_b_16": partial(_vit, "vit_b_16", 768, 12, 12, 3072)}
+NETWORKS = {"vit_b_16": partial(transformer, "vit_b_16", 768, 12, 12, 3072)}

@@ -36,7 +36,7 @@ def csv_files(page: Page, histories: Sequence[BenchmarkHistory]) -> dict[str, by
             for changed in [{change.place for change in each.changes}]
             for place, point in enumerate(each.points)
         )
-        files["history.csv"] = _written(head, lines)
+        files["history.csv"] = csv_bytes(head, lines)
     return files
 
 
@@ -63,12 +63,12 @@ def _results(page: Page) -> bytes:
             line += [info["throughput"]["value"], info["throughput"]["unit"]]
             line += [_plain(at(info, path)) for path in columns]
             lines.append([*line, *(section.conditions.get(name) for name in conditions)])
-    return _written(head, lines)
+    return csv_bytes(head, lines)
 
 
 def _samples(page: Page) -> bytes:
     lines = ([row.id, place, seconds] for row in page.rows for place, seconds in enumerate(row.record["data"]))
-    return _written(["id", "sample", "seconds"], lines)
+    return csv_bytes(["id", "sample", "seconds"], lines)
 
 
 def _fastest(page: Page) -> bytes:
@@ -85,7 +85,7 @@ def _fastest(page: Page) -> bytes:
                 line += [first.backend, first.id, *([others[0][0].backend, others[0][0].id] if others else [None] * 2)]
             line += [others[0][1].value, *others[0][1].interval] if others and not contest.vetoes else [None] * 3
             lines.append([*line, " ".join(row.backend for row in contest.leaders) if contest.rivals else ""])
-    return _written(head, lines)
+    return csv_bytes(head, lines)
 
 
 def _named(row: Row) -> list[str]:
@@ -100,15 +100,15 @@ def _plain(value: Any) -> Any:
     return "; ".join(str(_plain(each)) for each in value) if isinstance(value, list) else value
 
 
-def _written(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
+def csv_bytes(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
+    """Return lines as a CSV file, in which no spreadsheet finds a formula."""
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     writer.writerow(head)
     for line in lines:
-        writer.writerow([safe(value) for value in line])
+        writer.writerow([_safe(value) for value in line])
     return target.getvalue().encode()
 
 
-def safe(value: Any) -> Any:
-    """Return a value that no spreadsheet takes for a formula."""
+def _safe(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -19,7 +19,7 @@ def shortened(text: str, most: int = 90) -> str:
 
 
 def distinct(names: Sequence[str], most: int) -> dict[str, str]:
-    """Shorten names so that different ones stay different: those alike keep their ends, too."""
+    """Shorten names so that different ones stay different: if alike, they keep their ends, too."""
     cut = {name: shortened(name, most) for name in names}
     alike = Counter(cut.values())
     for name, text in cut.items():

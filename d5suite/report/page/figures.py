@@ -14,9 +14,9 @@ from d5suite.errors import D5Error, describe_error
 from d5suite.measurements import discover
 from d5suite.report.colours import PALETTE
 from d5suite.report.formats import figure as digits
-from d5suite.report.formats import times
-from d5suite.report.page.facts import distinct
-from d5suite.report.page.gather import Group, Page, Row, Section
+from d5suite.report.formats import needed_bytes, times
+from d5suite.report.page.facts import distinct, shortened
+from d5suite.report.page.gather import Page, Row, RowGroup, Section
 from d5suite.report.page.svg import drawing
 from d5suite.report.plots import PLOTS, Plotted, draw_plot
 from d5suite.report.series import read_series
@@ -30,7 +30,7 @@ MOST_BARS = 48
 """Most rows of one picture."""
 
 LONGEST_BAR = 2.0
-"""Where the interval of a speed is cut."""
+"""Speed at which the intervals of speeds are cut; the fastest has 1."""
 
 LONGEST_NAME = 34
 """Most characters of a name in a picture."""
@@ -85,7 +85,7 @@ def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
                     name_of(title, "overview", *number), section, label + span,
                     partial(_overview, title, own),
                 )  # fmt: skip
-        together: dict[str, list[Group]] = {}
+        together: dict[str, list[RowGroup]] = {}
         for group in groups:
             kind = _kind(page, group)
             if kind is None:
@@ -131,7 +131,7 @@ def draw(picture: Picture, failed: list[str]) -> Figure | None:
 
 
 def _plotted(
-    page: Page, kind: str, group: Group, series: Mapping[tuple[str, str], dict[str, list[float]]]
+    page: Page, kind: str, group: RowGroup, series: Mapping[tuple[str, str], dict[str, list[float]]]
 ) -> list[Plotted]:
     """Return the results of a group that a plot shows, in the page's order of backends."""
     plot, measurement = PLOTS[kind], _short(group.measurement)
@@ -147,10 +147,10 @@ def _plotted(
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    return shortened(name, LONGEST_NAME)
 
 
-def _kind(page: Page, group: Group) -> str | None:
+def _kind(page: Page, group: RowGroup) -> str | None:
     """Return the plot that a measurement declares, in its class or in a file."""
     name = group.rows[0].record["measurement"]
     if name in discover():
@@ -195,8 +195,7 @@ def _bars(
     axes.tick_params(labelsize=8)
     axes.set_axisbelow(True)
     axes.grid(axis="x", color="#cccccc", linewidth=0.6)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def _named(rows: Sequence[Row]) -> list[str]:
@@ -243,8 +242,7 @@ def _overview(title: str, rows: Sequence[Row]) -> Figure:
         "peak memory in MiB; ◆ by definition",
         [_peak(row) for row in rows],
     )
-    parts = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
-    needed = [sum(row.record.get("memory", {}).get(name, 0) for name in parts) / 2**20 for row in rows]
+    needed = [needed_bytes(row.record.get("memory", {})) / 2**20 for row in rows]
     marked = [place for place, value in enumerate(needed) if value]
     (points,) = panels[1].plot(
         [needed[place] for place in marked], marked, linestyle="", marker="D", markersize=4, color="#000000",

@@ -33,8 +33,8 @@ from d5suite.report.compare import (
     setting_parts,
 )  # fmt: skip
 from d5suite.report.contests import Contest, RatioToFastest, contests_of, ranked
-from d5suite.report.formats import at, text_of, with_passes
-from d5suite.report.reading import printable, results_of
+from d5suite.report.formats import at, text_of, with_passes, worst_share
+from d5suite.report.reading import ResultKey, printable, results_of
 from d5suite.report.runs import machine_of
 
 MOST_ROWS = 80
@@ -65,7 +65,7 @@ class Row:
     Attributes
     ----------
     id : str
-        Target of links to it; the same on every page made from the same results.
+        Target of links to the result; the same on every page made from the same results.
     case, measurement, backend : str
         Where it stands; the backend includes what distinguishes rows, such as ranks.
     colour : int
@@ -105,7 +105,7 @@ class Row:
 
 
 @dataclass
-class Group:
+class RowGroup:
     """The rows of one measurement in a section, which can be compared.
 
     Attributes
@@ -130,7 +130,7 @@ class PageTable:
     """The groups of one declared table."""
 
     table: Table
-    groups: list[Group]
+    groups: list[RowGroup]
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -138,9 +138,9 @@ class PageTable:
         return self.table.columns
 
     @property
-    def parts(self) -> Iterator[list[Group]]:
+    def parts(self) -> Iterator[list[RowGroup]]:
         """Groups for one HTML table each, of at most `MOST_ROWS` rows if no group has more."""
-        part: list[Group] = []
+        part: list[RowGroup] = []
         for group in self.groups:
             if part and sum(len(each.rows) for each in part) + len(group.rows) > MOST_ROWS:
                 yield part
@@ -166,6 +166,13 @@ class Section:
         return (row for table in self.tables for group in table.groups for row in group.rows)
 
     @property
+    def records(self) -> dict[ResultKey, dict[str, Any]]:
+        """The records as `d5suite.report.reading` has them; files are told apart by their marks."""
+        conditions = tuple(self.conditions.items())
+        names = ((row, " ".join(filter(None, (row.backend, row.file)))) for row in self.rows)
+        return {(f"{row.case}/{row.measurement}", conditions, name): row.record for row, name in names}
+
+    @property
     def level(self) -> int:
         """The benchmark level."""
         return int(next(self.rows).record["level"])
@@ -178,14 +185,14 @@ class ResultFile:
     Attributes
     ----------
     name : str
-        As given.
+        The file's path, as given.
     mark : str
         Short name in rows if there are several files.
     content : mapping
         The file's content without its benchmarks.
     results : int
     series : str
-        Whether its series are there.
+        Says whether its series are there.
     left_out : str
         Why its results are not shown; empty if they are.
     refused : list of mapping
@@ -221,7 +228,7 @@ class ResultFile:
 
     @property
     def beside(self) -> Path | None:
-        """The file of its series; None if it names none, or that is missing."""
+        """The file of its series; None if it names none, or if that file is missing."""
         name = Path(str(self.ours.get("series") or "")).name
         path = self.path.resolve().parent / name
         return path if name and path.is_file() else None
@@ -258,7 +265,7 @@ class Page:
         return (row for section in self.sections for row in section.rows)
 
     @property
-    def groups(self) -> Iterator[tuple[Section, Group]]:
+    def groups(self) -> Iterator[tuple[Section, RowGroup]]:
         """All groups, in order."""
         return ((s, group) for s in self.sections for table in s.tables for group in table.groups)
 
@@ -375,7 +382,7 @@ def _cell(column: Column, info: Mapping[str, Any]) -> tuple[str, float | None]:
     if isinstance(value, RatioToFastest):
         return value.text(), value.value
     if column.format == "worst share":
-        value = max(each["error"] / each["tolerance"] if each["tolerance"] else each["error"] for each in value)
+        value = worst_share(value)
     while isinstance(value, list) and value:
         value = value[0]
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -395,7 +402,7 @@ def _marks(info: Mapping[str, Any]) -> list[Mark]:
     return marks
 
 
-def _group(measurement: str, rows: list[Row], between_runs: float) -> Group:
+def _group(measurement: str, rows: list[Row], between_runs: float) -> RowGroup:
     sound = [row for row in rows if not row.failed and not row.reduced]
     longest = max((max(*row.record["data"], row.record["median_s"]) for row in sound), default=0.0)
     typical = max((row.record["median_s"] for row in sound), default=0.0)
@@ -404,7 +411,7 @@ def _group(measurement: str, rows: list[Row], between_runs: float) -> Group:
     order = ranked(rows, not_ranked, between_runs)
     for row, row.to_fastest in order:
         row.record = {**row.record, TIMES_FASTEST.value: row.to_fastest}
-    return Group(measurement, [row for row, _ in order], contests_of(sound, between_runs=between_runs))
+    return RowGroup(measurement, [row for row, _ in order], contests_of(sound, between_runs=between_runs))
 
 
 def command_of(info: Mapping[str, Any], given: Sequence[str] = ()) -> str:
@@ -413,10 +420,10 @@ def command_of(info: Mapping[str, Any], given: Sequence[str] = ()) -> str:
     Parameters
     ----------
     info : mapping
-        Its record.
+        The measurement's record.
     given : sequence of str
-        The command that wrote its file, whose options are repeated. Without it, the options come
-        from the record, which lacks folders of data and a network's file.
+        The command that wrote the result file; its options are repeated. Without it, the options
+        come from the record, which lacks folders of data and a network's file.
     """
     name, how = info["fullname"], info.get("distributed") or {}
     wanted = {

@@ -11,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from d5suite.report.history import Point, changes, changes_beside, read
+from d5suite.report.history import HistoryPoint, changes, changes_beside, read
 from d5suite.statistics.decisions import Threshold
 from d5suite.statistics.history import LevelChange
 
 DAY_S = 86_400
-"""Least usual distance of two runs in seconds: several runs on a day make no gaps."""
+"""Seconds that count at least as the usual distance of two runs: runs on one day make no gaps."""
 
 LONG_GAP = 5.0
 """Multiple of the usual distance of two runs from which a gap is marked."""
@@ -29,7 +29,7 @@ class BenchmarkHistory(NamedTuple):
     ----------
     name, conditions : str
         The conditions distinguish it from others of its name.
-    points : list of Point
+    points : list of HistoryPoint
         In order of time.
     changes : list of LevelChange
     beside : mapping of str to list of LevelChange
@@ -40,7 +40,7 @@ class BenchmarkHistory(NamedTuple):
 
     name: str
     conditions: str
-    points: Sequence[Point]
+    points: Sequence[HistoryPoint]
     changes: list[LevelChange]
     beside: Mapping[str, Sequence[LevelChange]]
     gaps: list[str]
@@ -67,7 +67,7 @@ def histories_of(folder: Path) -> list[BenchmarkHistory]:
     return sorted(histories, key=lambda each: (not each.changes, each.name))
 
 
-def _gaps(points: Sequence[Point]) -> list[str]:
+def _gaps(points: Sequence[HistoryPoint]) -> list[str]:
     dates = [date for date in (when(point.date) for point in points) if date is not None]
     return [f"no run from {dates[i - 1]:%Y-%m-%d} to {dates[i]:%Y-%m-%d}" for i in after_gaps(dates)]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from d5suite.report.colours import Style, styles
 from d5suite.report.formats import figure as digits
+from d5suite.report.page.facts import shortened
 from d5suite.report.page.figures import LONGEST_NAME, MOST_BARS, Picture, file_name
 from d5suite.report.page.history import BenchmarkHistory, after_gaps, when
 from d5suite.report.tooltips import set_tooltips
@@ -75,12 +76,11 @@ def _drawn(title: str, memory: bool, lines: Sequence[_Line]) -> Figure:
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     axes.set_ylim(bottom=0)
     axes.set_ylabel(unit)
-    axes.set_title(_short(title), fontsize=10, loc="left", weight="bold")
+    axes.set_title(shortened(title, 2 * LONGEST_NAME), fontsize=10, loc="left", weight="bold")
     axes.tick_params(labelsize=8)
     axes.grid(axis="y", color="#cccccc", linewidth=0.6)
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     if any(line.name for line in lines):
         figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return figure
@@ -91,7 +91,7 @@ def _draw(axes: Axes, line: _Line, style: Style, unit: str, scale: float) -> Non
     points = line.history.points
     figures = [points[place].entry.summary.median * scale for _, place in line.runs]
     dates = [date for date, _ in line.runs]
-    named = _short(line.name)
+    named = shortened(line.name, 2 * LONGEST_NAME)
     for part, (start, end) in enumerate(itertools.pairwise([0, *after_gaps(dates), len(dates)])):
         (drawn,) = axes.plot(
             dates[start:end],  # type: ignore[arg-type]  # matplotlib takes dates
@@ -115,7 +115,3 @@ def _draw(axes: Axes, line: _Line, style: Style, unit: str, scale: float) -> Non
                 xytext=(0, 10), textcoords="offset points", fontsize=8, color=style.colour, ha="center",
                 arrowprops={"arrowstyle": "-", "color": style.colour},
             )  # fmt: skip
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 2 * LONGEST_NAME else f"{name[: 2 * LONGEST_NAME - 1]}…"

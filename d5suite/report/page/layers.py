@@ -6,55 +6,32 @@ Imports its neighbours.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from d5suite.report.layers import SORTS, Comparison, LayerRow, comparisons, reorders
 from d5suite.report.page.facts import seconds
 from d5suite.report.page.gather import Page
-from d5suite.report.reading import ResultKey
 
 MOST_LAYERS = 60
 """Most rows of a comparison on a page; those that take longest are shown."""
 
 
-class LayerTable(NamedTuple):
-    """One measurement's layers, as texts and sort keys."""
-
-    id: str
-    title: str
-    setting: str
-    backends: list[str]
-    steps: list[tuple[str, ...]]
-    missing: dict[str, str]
-    rows: list[dict[str, Any]]
-    left_out: int
-    peak: bool
-
-
-def layer_tables(page: Page) -> Iterator[LayerTable]:
-    """Return the tables of all layer times that the page's results hold."""
+def layer_tables(page: Page) -> Iterator[dict[str, Any]]:
+    """Yield what the template shows of all layer times that the page's results hold."""
     for section in page.sections:
-        records: dict[ResultKey, dict[str, Any]] = {
-            (f"{row.case}/{row.measurement}", (), " ".join(filter(None, (row.backend, row.file)))): row.record
-            for row in section.rows
-        }
-        for number, found in enumerate(comparisons(records)):
-            yield _table(found, f"l-{section.id}-{number}", " · ".join(section.setting))
-
-
-def _table(found: Comparison, name: str, setting: str) -> LayerTable:
-    rows = sorted(found.rows, key=SORTS["time"])
-    return LayerTable(
-        name,
-        found.title,
-        setting,
-        found.backends,
-        [_step(found, backend) for backend in found.backends],
-        found.missing,
-        [_row(found, row) for row in rows[:MOST_LAYERS]],
-        max(0, len(rows) - MOST_LAYERS),
-        bool(found.ceiling),
-    )
+        for number, found in enumerate(comparisons(section.records)):
+            rows = sorted(found.rows, key=SORTS["time"])
+            yield {
+                "id": f"l-{section.id}-{number}",
+                "title": found.title,
+                "setting": " · ".join(section.setting),
+                "backends": found.backends,
+                "steps": [_step(found, backend) for backend in found.backends],
+                "missing": found.missing,
+                "rows": [_row(found, row) for row in rows[:MOST_LAYERS]],
+                "left_out": max(0, len(rows) - MOST_LAYERS),
+                "peak": bool(found.ceiling),
+            }
 
 
 def _step(found: Comparison, backend: str) -> tuple[str, ...]:
@@ -77,11 +54,8 @@ def _row(found: Comparison, row: LayerRow) -> dict[str, Any]:
         told = not slower or row.ranges[backend][0] > min(high for _, high in row.ranges.values())
         ratio = f" {'×' if told else '≈'}{took / row.fastest:.3g}" if slower and took else ""
         low, high = row.ranges.get(backend, (0.0, 0.0))
-        tip = ", ".join(
-            filter(
-                None, [f"{1e3 * low:.3g} to {1e3 * high:.3g} ms" if high > low else "", row.kernels.get(backend, "")]
-            )
-        )
+        between = f"{1e3 * low:.3g} to {1e3 * high:.3g} ms" if high > low else ""
+        tip = ", ".join(filter(None, (between, row.kernels.get(backend))))
         cells.append(
             {"text": "–" if took is None else f"{1e3 * took:.3g}{ratio}", "best": took == row.fastest, "tip": tip}
         )

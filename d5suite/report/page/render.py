@@ -15,13 +15,14 @@ from markupsafe import Markup
 
 from d5suite.measurements.tables import IN_WIDE_TERMINAL
 from d5suite.models.ceilings import Ceilings
+from d5suite.report.compare import passed
 from d5suite.report.contests import Contest, ranks_of
 from d5suite.report.document import document
 from d5suite.report.formats import times
 from d5suite.report.history import dated, figures_of
 from d5suite.report.page.facts import distinct, facts_of, rate, seconds, shortened
 from d5suite.report.page.figures import draw, pictures
-from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, command_of
+from d5suite.report.page.gather import MOST_ROWS, Page, Row, RowGroup, Section, command_of
 from d5suite.report.page.history import BenchmarkHistory
 from d5suite.report.page.history_charts import history_charts
 from d5suite.report.page.layers import layer_tables
@@ -114,9 +115,9 @@ def render(
     title : str
     histories : sequence of BenchmarkHistory, optional
     ceilings : Ceilings, optional
-        Of the machine that made the results.
+        Ceilings of the machine that made the results.
     courses : sequence of CourseRows, optional
-        Of searches for faster settings.
+        Rows from searches for faster settings.
     """
     from d5suite import __version__
 
@@ -293,7 +294,7 @@ def _title(section: Section) -> str:
     return section.title + (f" ({', '.join(section.apart)})" if section.apart else "")
 
 
-def _search(section: Section, group: Group, rows: Sequence[Row]) -> str:
+def _search(section: Section, group: RowGroup, rows: Sequence[Row]) -> str:
     names = " ".join(dict.fromkeys(shortened(row.backend) for row in rows))
     return shortened(f"{shortened(section.title)} {shortened(group.measurement)} {names}", 400).lower()
 
@@ -385,10 +386,6 @@ def _commands(page: Page, row: Row) -> list[str]:
 
 def _checks(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return checks with error and tolerance, failed ones first, and how many are left out."""
-
-    def passed(check: Mapping[str, Any]) -> bool:
-        return check.get("passed", True) and check["error"] <= check["tolerance"]
-
     ordered = sorted(info["validation"]["checks"], key=passed)
     shown: dict[str, Any] = {
         "checks": [

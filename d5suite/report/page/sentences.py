@@ -105,7 +105,7 @@ def noise(page: Page) -> str:
 
 
 def subtitle(page: Page) -> str:
-    """Return how many results the page has, of what and of when."""
+    """Return how many results the page has, and their backends, devices and dates."""
     rows = list(page.rows)
     devices = dict.fromkeys(section.conditions.get("device name", "") for section in page.sections)
     dates = sorted({str(source.content.get("datetime", ""))[:10] for source in page.sources if source.results} - {""})

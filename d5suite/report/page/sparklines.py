@@ -1,7 +1,7 @@
 """Small drawings in the cells of a table: samples on a common axis, a lead, a history.
 
-Each has a few marks, and a page has thousands of them; matplotlib draws the plots
-(`d5suite.report.page.figures`). Imports NumPy.
+A page has thousands of them with a few marks each, so they are written as SVG here; matplotlib
+draws the plots (`d5suite.report.page.figures`). Imports NumPy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def samples_strip(samples: Sequence[float], interval: Sequence[float], median: f
     samples : sequence of float
         In seconds.
     interval : sequence of float
-        Of the median, low and high.
+        Lower and upper end of the median's interval.
     median : float
     longest : float
         End of the axis; longer samples are drawn there.
@@ -68,7 +68,7 @@ def lead_strip(ratio: float, low: float, high: float, largest: float) -> str:
 
 
 def history_strip(figures: Sequence[float], changes: Sequence[int]) -> str:
-    """Draw a figure of many runs as a line from zero, with marks where its level changed."""
+    """Draw one figure of many runs as a line over zero, with marks where its level changed."""
     longest = max(figures) * 1.05
     step = (WIDTH - 4) / max(len(figures) - 1, 1)
     points = [

@@ -50,7 +50,7 @@ def drawing(salt: str = "d5suite") -> Iterator[None]:
 
 
 def to_svg(figure: Figure, salt: str = "d5suite") -> bytes:
-    """Return the figure as a file."""
+    """Return the figure as an SVG file."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     target = io.BytesIO()
@@ -60,7 +60,7 @@ def to_svg(figure: Figure, salt: str = "d5suite") -> bytes:
 
 
 def to_png(figure: Figure) -> bytes:
-    """Return the figure as a file of pixels."""
+    """Return the figure as a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     target = io.BytesIO()

@@ -5,7 +5,7 @@ Imports its neighbours.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -13,12 +13,11 @@ from d5suite.models.ceilings import Ceilings
 from d5suite.report.explain import Told, explain
 from d5suite.report.page.gather import Page
 from d5suite.report.page.svg import inline
-from d5suite.report.reading import ResultKey
 from d5suite.report.roofline import path_lines, rooflines
 from d5suite.report.roofline_picture import draw_rooflines
 
 MOST_TOLD = 60
-"""Most results that are explained on a page; `d5suite explain` tells of all."""
+"""Most results that are explained on a page; `d5suite explain` explains all."""
 
 MOST_ROOFLINES = 8
 """Most measurements whose roofline a page draws."""
@@ -55,15 +54,7 @@ def why(page: Page, ceilings: Ceilings | None) -> Why:
     ConfigurationError
         If the file is another machine's.
     """
-    records: dict[ResultKey, dict[str, Any]] = {
-        (
-            f"{row.case}/{row.measurement}",
-            tuple(section.conditions.items()),
-            " ".join(filter(None, (row.backend, row.file))),
-        ): row.record
-        for section in page.sections
-        for row in section.rows
-    }
+    records = {key: record for section in page.sections for key, record in section.records.items()}
     told = [each for each in explain(records, ceilings=ceilings) if len(each.sentences) > 1] if records else []
     if ceilings is None:
         return Why(told[:MOST_TOLD], len(told[MOST_TOLD:]), [], [], [])

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from d5suite.errors import ConfigurationError
 from d5suite.files import write_bytes
 from d5suite.models.ceilings import Ceilings
+from d5suite.report.outputs import refused
 from d5suite.report.page.csv_files import csv_files
 from d5suite.report.page.facts import shortened
 from d5suite.report.page.figures import draw, pictures
@@ -84,10 +84,8 @@ def save(path: Path, content: str) -> None:
     ConfigurationError
         If the file cannot be written.
     """
-    try:
+    with refused("the page cannot be written", path):
         write_bytes(path, content.encode())
-    except OSError as error:
-        raise ConfigurationError(f"the page cannot be written: {error.strerror}", where=str(path)) from None
 
 
 def save_tables(folder: Path, page: Page, histories: Sequence[BenchmarkHistory]) -> None:
@@ -133,9 +131,7 @@ def save_pictures(folder: Path, page: Page, kind: str, histories: Sequence[Bench
 
 
 def _save_all(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    try:
+    with refused("it cannot be written", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files:
             write_bytes(folder / name, content)
-    except OSError as error:
-        raise ConfigurationError(f"it cannot be written: {error.strerror}", where=str(folder)) from None

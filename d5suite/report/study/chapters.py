@@ -14,7 +14,7 @@ from d5suite.report.page.figures import draw, file_name, pictures
 from d5suite.report.page.gather import Row
 from d5suite.report.page.svg import inline, to_svg
 from d5suite.report.roofline_picture import draw_rooflines
-from d5suite.report.study.claims import Claim, Table, noun, said, say
+from d5suite.report.study.claims import Claim, ReportTable, noun, said, say
 from d5suite.report.study.commands import crossed, crossing_pictures, simulated, tuned
 from d5suite.report.study.doubts import method, threats
 from d5suite.report.study.explained import models_and_measured, under_roofs, where_time_goes
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 MOST_PICTURES, MOST_OF_CHAPTER = 32, 4
-"""Pictures in the report and in a chapter of it; the folder of figures has all."""
+"""Most pictures in the report, and in one of its chapters; the folder of figures has all."""
 
 MOST_OF_ANSWER = 4
-"""Sentences on one kind of result in the answer to a question."""
+"""Most sentences on one kind of result in the answer to a question."""
 
 MOST_OF_ABSTRACT = 22
-"""Sentences of the abstract: the first of each kind of result, then the second ones."""
+"""Most sentences of the abstract: the first of each kind of result, then the second ones."""
 
 
 @dataclass
-class Picture:
+class ChapterPicture:
     """A picture.
 
     Attributes
     ----------
     name : str
-        Of its file, without suffix.
+        File name, without suffix.
     label : str
     runs : list of str
-        That it is drawn from.
+        Runs that it is drawn from.
     file : bytes
-        As SVG.
+        The picture as SVG.
     markup : Markup
-        Inside the report; empty if that leaves it out.
+        The picture inside the report; empty if the report leaves it out.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Chapter:
     id: str
     title: str
     claims: Sequence[Claim | str] = ()
-    tables: Sequence[Table] = ()
-    pictures: list[Picture] = field(default_factory=list)
+    tables: Sequence[ReportTable] = ()
+    pictures: list[ChapterPicture] = field(default_factory=list)
 
     @property
     def has_content(self) -> bool:
-        """Whether it says anything."""
+        """Whether the chapter has any content."""
         return bool(self.claims or self.tables or self.pictures)
 
 
@@ -88,9 +88,9 @@ class Answer(NamedTuple):
     ask : str
     claims : list of Claim
     lacking : str
-        What was not measured for it; empty if all was.
+        What was not measured for the question; empty if all was.
     is_open : bool
-        Whether nothing was.
+        Whether nothing was measured for it.
     """
 
     ask: str
@@ -108,7 +108,7 @@ class Report:
     abstract : list of Claim or str
     answers : list of Answer
     chapters : list of Chapter
-        With content; ``method`` first and ``threats`` last.
+        Chapters with content; ``method`` first and ``threats`` last.
     """
 
     abstract: list[Claim | str]
@@ -171,18 +171,18 @@ def compose(found: Gathered, earlier: Gathered | None) -> Report:
 
 
 def _first(kinds: Sequence[Sequence[Claim]], most: int) -> list[Claim]:
-    """Return so many sentences in their order: the first of each kind, then the second ones."""
+    """Return ``most`` sentences in their order: the first of each kind, then the second ones."""
     turns = sorted((turn, kind) for kind, claims in enumerate(kinds) for turn in range(len(claims)))[: max(0, most)]
     return [kinds[kind][turn] for kind, turn in sorted((kind, turn) for turn, kind in turns)]
 
 
-def _ordering(found: Gathered) -> tuple[list[Claim], list[Table]]:
+def _ordering(found: Gathered) -> tuple[list[Claim], list[ReportTable]]:
     claims, tables = ordered(found)
     predicted, others = crossed(found)
     return [*served(found), *claims, *predicted], [*tables, *others]
 
 
-READERS: tuple[tuple[str, str, Callable[[Gathered], tuple[list[Claim], list[Table]]]], ...] = (
+READERS: tuple[tuple[str, str, Callable[[Gathered], tuple[list[Claim], list[ReportTable]]]], ...] = (
     ("tuned", "Tuned against stock", tuned),
     ("ordering", "Ordering, and parameter servers against all-reduce", _ordering),
     ("simulated", "Simulated ranks", simulated),
@@ -218,7 +218,7 @@ def _open(answers: Sequence[Answer]) -> list[str]:
 
 
 def _extent(found: Gathered) -> Claim | None:
-    """How many results there are, of how many backends, and how many passed their proof."""
+    """Say how many results there are, of how many backends, and how many passed their proof."""
     places = [found.place(row) for row in found.rows]
     names = [place_in(place, "backend.name") for place in places]
     cases = [place_in(place, "recipe") for place in places]
@@ -239,7 +239,7 @@ class _Drawer:
         self.taken: set[str] = set()
 
     def add(self, chapters: Sequence[Chapter], topics: Sequence[Found]) -> None:
-        """Draw what the measurements declare."""
+        """Draw the pictures that the measurements declare."""
         if self.found.page is None:
             return
         by_name = {each.topic.key: _named(chapters, each.topic.key) for each in topics}
@@ -270,4 +270,6 @@ class _Drawer:
             self.shown += shown
             markup = Markup(inline(drawing, f"f{self.count}", label)) if shown else Markup()  # noqa: S704  a tree, serialised
             names = [f"{run.machine}/{run.name}" for run in runs]
-            chapter.pictures.append(Picture(file_name(name, taken=self.taken), label, names, to_svg(drawing), markup))
+            chapter.pictures.append(
+                ChapterPicture(file_name(name, taken=self.taken), label, names, to_svg(drawing), markup)
+            )

@@ -11,25 +11,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d5suite.errors import D5Error
 from d5suite.models.algorithms import SERVERS
-from d5suite.report.crossover import Study, draw, studies
+from d5suite.report.crossover import AllReduceStudy, draw, studies
 from d5suite.report.reading import load_results
-from d5suite.report.study.claims import Cell, Claim, Heading, Table, cell, noun, said, say
-from d5suite.report.study.figures import Figure, pointer
+from d5suite.report.study.claims import Claim, Heading, ReportTable, interval, interval_cell, noun, said, say, words
+from d5suite.report.study.figures import StatedFigure, pointer
 from d5suite.report.study.gathered import Gathered, StudyRun
+from d5suite.report.tuning import SCHEMA
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-TUNE = "d5suite-tune-1"
-"""Schema of a search's course."""
-
 OVER = (("versus_default", "d5suite's default"), ("versus_stock", "the framework as it comes"))
 
 
-def tuned(found: Gathered) -> tuple[list[Claim], list[Table]]:
+def tuned(found: Gathered) -> tuple[list[Claim], list[ReportTable]]:
     """Return what tuned settings gain over the default and over the framework as it comes."""
     claims: list[Claim | None] = []
-    lines: list[list[Cell]] = []
+    lines: list[Any] = []
     for file, number, course in _courses(found):
         name = f"{course.get('case')} {str(course.get('measurement')).replace('_', ' ')} on {course.get('backend')}"
         decision = course.get("decision") or {"taken": False, "reason": "the search was interrupted"}
@@ -37,34 +35,32 @@ def tuned(found: Gathered) -> tuple[list[Claim], list[Table]]:
         if not decision.get("taken"):
             claims.append(say(f"{name}: after ", trials, f" trials the default is kept: {decision.get('reason')}."))
         for key, what in OVER if decision.get("taken") else ():
-            value, low, high = (_confirmed(found, file, number, key, place) for place in range(3))
+            ratio = [_confirmed(found, file, number, key, place) for place in range(3)]
             claims.append(say(
-                f"{name}: tuned settings take ", value, f" times as long as {what} (95% interval ", low, " to ", high,
-                "), confirmed in fresh launches after ", trials, " trials.",
+                f"{name}: tuned settings take ", *interval(ratio, f" times as long as {what}"),
+                ", confirmed in fresh launches after ", trials, " trials.",
             ))  # fmt: skip
-            if value is not None:
-                lines.append([Cell((name,)), Cell((what,)), cell(value, " (", low, "–", high, ")"), cell(trials)])
-    headings = [
-        Heading("case", numbers=False), Heading("over", numbers=False),
-        Heading("times as long (95% interval)", ("ratio", "ratio low", "ratio high")), Heading("trials"),
-    ]  # fmt: skip
-    return said(claims), [Table("tuned", "Tuned settings over stock", headings, lines)] if lines else []
+            if ratio[0] is not None:
+                lines.append([name, what, interval_cell(ratio), trials])
+    times = Heading("times as long (95% interval)", ("ratio", "ratio low", "ratio high"))
+    headings = [*words("case", "over"), times, Heading("trials")]
+    return said(claims), [ReportTable.of("tuned", "Tuned settings over stock", headings, lines)] if lines else []
 
 
 def _courses(found: Gathered) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     for file, (_, content) in found.files.items():
-        if content.get("schema") == TUNE and isinstance(content.get("courses"), list):
+        if content.get("schema") == SCHEMA and isinstance(content.get("courses"), list):
             yield from (
                 (file, number, each) for number, each in enumerate(content["courses"]) if isinstance(each, dict)
             )
 
 
-def _confirmed(found: Gathered, file: str, number: int, key: str, place: int) -> Figure | None:
+def _confirmed(found: Gathered, file: str, number: int, key: str, place: int) -> StatedFigure | None:
     return found.raw.figure("value", [f"{file}#{pointer('courses', number, 'confirmed', key, place)}"], "times")
 
 
-def simulated(found: Gathered) -> tuple[list[Claim], list[Table]]:
-    """Return simulated steps beside the measured one, and what changes give."""
+def simulated(found: Gathered) -> tuple[list[Claim], list[ReportTable]]:
+    """Return simulated steps beside the measured one, and the effect of changes."""
     claims: list[Claim | None] = []
     for file, (_, content) in found.files.items():
         if "step_s" not in content or "what_if" not in content:
@@ -81,13 +77,15 @@ def simulated(found: Gathered) -> tuple[list[Claim], list[Table]]:
     return said(claims), []
 
 
-def crossed(found: Gathered) -> tuple[list[Claim], list[Table]]:
+def crossed(found: Gathered) -> tuple[list[Claim], list[ReportTable]]:
     """Return the ranks from which on an all-reduce is predicted to be faster than servers."""
     claims: list[Claim | None] = []
-    lines: list[list[Cell]] = []
+    lines: list[Any] = []
     for file, _, content in _crossings(found):
         most = found.figure("value", [f"{file}#/most"])
-        groups: dict[tuple[Any, ...], dict[str, tuple[Figure | None, Figure | None, Figure | None]]] = {}
+        groups: dict[
+            tuple[Any, ...], dict[str, tuple[StatedFigure | None, StatedFigure | None, StatedFigure | None]]
+        ] = {}
         for number, each in enumerate(content["crossovers"]):
             place = f"{file}#{pointer('crossovers', number)}"
             size = found.figure("value", [f"{place}/bytes"], "size")
@@ -106,8 +104,8 @@ def crossed(found: Gathered) -> tuple[list[Claim], list[Table]]:
                     or say(*start, "no all-reduce is predicted to be faster than one parameter server with up to ",
                            most, " ranks.")
                 )  # fmt: skip
-            servers = [cell(own[name][2]) if name in own else Cell() for name in SERVERS]
-            lines.append([Cell((str(communicator),)), cell(size), cell(tensors), Cell((what,)), *servers])
+            servers = [own[name][2] if name in own else None for name in SERVERS]
+            lines.append([str(communicator), size, tensors, what, *servers])
         for number, each in enumerate(content["off"] if isinstance(content.get("off"), list) else ()):
             place = f"{file}#{pointer('off', number, 'measured_over_predicted')}"
             length = found.figure("length", [place])
@@ -120,12 +118,11 @@ def crossed(found: Gathered) -> tuple[list[Claim], list[Table]]:
             ))  # fmt: skip
     counts = [name.removeprefix("parameter_server").removeprefix("_") or "1" for name in SERVERS]
     headings = [
-        Heading("communicator", numbers=False), Heading("bytes"), Heading("tensors"),
-        Heading("all-reduce", numbers=False),
+        *words("communicator"), Heading("bytes"), Heading("tensors"), *words("all-reduce"),
         *(Heading(f"ranks, {count} server{'s' * (count != '1')}") for count in counts),
     ]  # fmt: skip
     caption = "Ranks from which on an all-reduce is predicted to be faster than servers; empty: at none looked at"
-    return said(claims), [Table("crossover", caption, headings, lines)] if lines else []
+    return said(claims), [ReportTable.of("crossover", caption, headings, lines)] if lines else []
 
 
 def _crossings(found: Gathered) -> Iterator[tuple[str, StudyRun, Mapping[str, Any]]]:
@@ -159,7 +156,7 @@ def crossing_pictures(found: Gathered) -> Iterator[CrossingPicture]:
                     yield CrossingPicture(f"crossover-{each.communicator}", label, [run, other], made)
 
 
-def _draw(study: Study, content: Mapping[str, Any]) -> Drawing:
+def _draw(study: AllReduceStudy, content: Mapping[str, Any]) -> Drawing:
     rows = [each for each in content["crossovers"] if each.get("communicator") == study.communicator]
     sizes, tensors = (sorted({each[name] for each in rows}) for name in ("bytes", "tensors"))
     return draw(study, sizes, tensors, content["most"])

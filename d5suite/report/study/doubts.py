@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from d5suite.report.page.gather import Row
 from d5suite.report.study.claims import Claim, say
@@ -52,7 +52,8 @@ def threats(found: Gathered) -> Iterator[Claim | str | None]:
     ):
         count = found.figure(f"such:{what}", list(places))
         if count and count.value:
-            yield say(count, " of ", found.figure("count", list(places)), f"{told}: {_named(found, places, what)}.")
+            such = [row for row in places.values() if ABOUT[what](row.record)]
+            yield say(count, " of ", found.figure("count", list(places)), f"{told}: {_listed(map(_what, such))}.")
     contests = [
         found.contest(each) for _, group in found.groups for each in group.contests if len(each.results) > 1
     ]  # fmt: skip
@@ -69,7 +70,7 @@ def threats(found: Gathered) -> Iterator[Claim | str | None]:
     yield from doubtful_ceilings(found)
     failed = [row for row in found.rows if row.failed]
     if failed:
-        yield f"The answer was wrong, so no time is stated, of {_listed(list(map(_what, failed)))}."
+        yield f"The answer was wrong, so no time is stated, of {_listed(map(_what, failed))}."
     if found.page is not None and found.page.missed:
         names = [f"{each['group']} on {each['backend']}" for each in found.page.missed]
         yield f"There is no result of {_listed(names)}."
@@ -90,17 +91,11 @@ def threats(found: Gathered) -> Iterator[Claim | str | None]:
     yield from mixed(found)
 
 
-def _named(found: Gathered, places: Mapping[str, Row], what: str) -> str:
-    return _listed(
-        [f"{row.case} {row.measurement} on {row.backend}" for row in places.values() if ABOUT[what](row.record)]
-    )
-
-
 def _what(row: Row) -> str:
     return f"{row.case} {row.measurement} on {row.backend}"
 
 
-def _listed(names: list[str]) -> str:
-    names = list(dict.fromkeys(names))
+def _listed(given: Iterable[str]) -> str:
+    names = list(dict.fromkeys(given))
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more

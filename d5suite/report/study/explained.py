@@ -9,25 +9,24 @@ from typing import Any
 from d5suite.errors import D5Error
 from d5suite.models.ceilings import read_ceilings
 from d5suite.report.compare import is_reduced, setting
+from d5suite.report.formats import BY_DEFINITION
 from d5suite.report.page.gather import Row
 from d5suite.report.roofline import Roofline, rooflines, timed_nodes
-from d5suite.report.study.claims import Cell, Claim, Heading, Table, cell, said, say
-from d5suite.report.study.figures import Figure, place_in, pointer
+from d5suite.report.study.claims import Claim, Heading, ReportTable, said, say, words
+from d5suite.report.study.figures import StatedFigure, place_in, pointer
 from d5suite.report.study.gathered import Gathered
 
 LEAST_SHARE = 0.01
-"""Part of a step that an operator takes at least to be told."""
+"""Least part of a step for which an operator is mentioned."""
 
 MOST_OPERATORS = 6
-"""Operators of a step that are told."""
+"""Most operators of a step that are mentioned."""
 
 LEAST_COVERAGE = 0.9
 """Part of a step that the nodes of a profile must explain, or the report says that they do not."""
 
 MOST_TOLD = 12
 
-BY_DEFINITION = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
-"""Parts of the memory that a step needs by definition."""
 
 ROOF_FORMS = {"flops": "GFLOP/s", "bandwidth": "GB/s"}
 """How ceilings are shown, by what they limit."""
@@ -39,10 +38,10 @@ def layered(found: Gathered) -> list[Row]:
     return [row for row in sound if (part := row.record.get("layers")) and not part.get("missing")]
 
 
-def where_time_goes(found: Gathered) -> tuple[list[Claim], list[Table]]:
-    """Return in which operators the time of steps is, by case and backend."""
+def where_time_goes(found: Gathered) -> tuple[list[Claim], list[ReportTable]]:
+    """Return which operators take the time of steps, by case and backend."""
     claims: list[Claim | None] = []
-    lines: list[list[Cell]] = []
+    lines: list[Any] = []
     for row in layered(found):
         operators = _operators(found, row)
         step = place_in(found.place(row), "layers.step_s")
@@ -52,8 +51,7 @@ def where_time_goes(found: Gathered) -> tuple[list[Claim], list[Table]]:
             if share is None or share.value < LEAST_SHARE:
                 continue
             lines.append([
-                Cell((f"{row.case} {row.measurement}",)), Cell((row.backend,)), Cell((name,)),
-                cell(found.figure("sum", seconds, "ms")), cell(share), cell(coverage),
+                f"{row.case} {row.measurement}", row.backend, name, found.figure("sum", seconds, "ms"), share, coverage,
             ])  # fmt: skip
             if place == 0 and row.record["layers"]["coverage"] >= LEAST_COVERAGE and found.decides(row):
                 claims.append(say(
@@ -61,19 +59,15 @@ def where_time_goes(found: Gathered) -> tuple[list[Claim], list[Table]]:
                     f" of the step is in {name}; nodes explain ", coverage, " of it.",
                 ))  # fmt: skip
     headings = [
-        Heading("case", numbers=False), Heading("backend", numbers=False), Heading("operator", numbers=False),
+        *words("case", "backend", "operator"),
         Heading("ms", ("seconds",)), Heading("of the step", ("share",)), Heading("explained by nodes", ("coverage",)),
     ]  # fmt: skip
-    tables = (
-        [Table("layers", "Where the time of a step goes: its slowest operators, of at least 1%", headings, lines)]
-        if lines
-        else []
-    )
-    return said(claims)[:MOST_TOLD], tables
+    caption = "Where the time of a step goes: its slowest operators, of at least 1%"
+    return said(claims)[:MOST_TOLD], [ReportTable.of("layers", caption, headings, lines)] if lines else []
 
 
 def _operators(found: Gathered, row: Row) -> dict[str, list[str]]:
-    """Return the places of the seconds of each operator, the slowest first."""
+    """Return where the raw data hold each operator's seconds, the slowest operator first."""
     seconds: dict[str, float] = defaultdict(float)
     places: dict[str, list[str]] = defaultdict(list)
     for group, op_type, work in timed_nodes(row.record["layers"]):
@@ -82,10 +76,10 @@ def _operators(found: Gathered, row: Row) -> dict[str, list[str]]:
     return {name: places[name] for name in sorted(places, key=lambda name: -seconds[name])}
 
 
-def under_roofs(found: Gathered) -> tuple[list[Claim], list[Table], list[tuple[str, list[Roofline]]]]:
+def under_roofs(found: Gathered) -> tuple[list[Claim], list[ReportTable], list[tuple[str, list[Roofline]]]]:
     """Return steps under their machine's roofs: sentences, a table, and what to draw by machine."""
     claims: list[Claim | None] = []
-    lines: list[list[Cell]] = []
+    lines: list[Any] = []
     drawn: list[tuple[str, list[Roofline]]] = []
     for machine, file in found.ceilings.items():
         try:
@@ -107,9 +101,8 @@ def under_roofs(found: Gathered) -> tuple[list[Claim], list[Table], list[tuple[s
             bound = made[0].step.placed.bound
             intensity = _roof(found, row, file, "intensity", "figure")
             lines.append([
-                Cell((f"{row.case} {row.measurement}",)), Cell((row.backend,)), cell(found.of(row, "threads", "count")),
-                cell(found.of(row, "batch_size", "count")), cell(rate), cell(intensity),
-                cell(share), Cell((bound,)),
+                f"{row.case} {row.measurement}", row.backend, found.of(row, "threads", "count"),
+                found.of(row, "batch_size", "count"), rate, intensity, share, bound,
             ])  # fmt: skip
             claims.append(say(
                 f"{row.case} {row.measurement.replace('_', ' ')} on {row.backend} ({setting(row.record)}) runs at ",
@@ -118,23 +111,22 @@ def under_roofs(found: Gathered) -> tuple[list[Claim], list[Table], list[tuple[s
         if placed:
             drawn.append((machine, placed))
     headings = [
-        Heading("case", numbers=False), Heading("backend", numbers=False), Heading("threads"),
-        Heading("batch"), Heading("GFLOP/s", ("flops per s",)), Heading("FLOP/byte"),
-        Heading("of its roof", ("share",)), Heading("roof set by", numbers=False),
+        *words("case", "backend"), Heading("threads"), Heading("batch"), Heading("GFLOP/s", ("flops per s",)),
+        Heading("FLOP/byte"), Heading("of its roof", ("share",)), *words("roof set by"),
     ]  # fmt: skip
-    tables = [Table("rooflines", "Steps under the machine's roofs; bytes are counted from shapes", headings, lines)]
-    return said(claims)[:MOST_TOLD], tables if lines else [], drawn
+    caption = "Steps under the machine's roofs; bytes are counted from shapes"
+    return said(claims)[:MOST_TOLD], [ReportTable.of("rooflines", caption, headings, lines)] if lines else [], drawn
 
 
 def _conditions(found: Gathered, row: Row) -> Mapping[str, str]:
     return next(section.conditions for section, group in found.groups if row in group.rows)
 
 
-def _roof(found: Gathered, row: Row, file: str, what: str, form: str) -> Figure | None:
+def _roof(found: Gathered, row: Row, file: str, what: str, form: str) -> StatedFigure | None:
     return found.raw.figure(f"roof:{what}", [found.place(row), f"{file}#"], form)
 
 
-def models_and_measured(found: Gathered) -> tuple[list[Claim], list[Table]]:
+def models_and_measured(found: Gathered) -> tuple[list[Claim], list[ReportTable]]:
     """Return memory by definition beside memory measured, and how far fitted lines are off."""
     lines, quotients = [], list[tuple[float, Claim | None]]()
     for row in found.rows:
@@ -147,10 +139,8 @@ def models_and_measured(found: Gathered) -> tuple[list[Claim], list[Table]]:
         if over is None:
             continue
         what = f"{row.case} {row.measurement.replace('_', ' ')}"
-        lines.append([
-            Cell((what,)), Cell((row.backend,)), cell(found.of(row, "memory.peak_bytes", "MiB")),
-            cell(found.figure("sum", needed, "MiB")), cell(over),
-        ])  # fmt: skip
+        peak = found.of(row, "memory.peak_bytes", "MiB")
+        lines.append([what, row.backend, peak, found.figure("sum", needed, "MiB"), over])
         quotients.append(
             (over.value, say(f"{what} on {row.backend} takes ", over, " times the memory that it needs by definition."))
         )
@@ -165,22 +155,11 @@ def models_and_measured(found: Gathered) -> tuple[list[Claim], list[Table]]:
         found.figure("most", off, "percent"), ".",
     ))  # fmt: skip
     headings = [
-        Heading("case", numbers=False), Heading("backend", numbers=False), Heading("measured MiB", ("measured bytes",)),
+        *words("case", "backend"), Heading("measured MiB", ("measured bytes",)),
         Heading("by definition MiB", ("by definition bytes",)), Heading("quotient"),
     ]  # fmt: skip
-    tables = (
-        [
-            Table(
-                "memory",
-                "Peak memory, that of the whole process, and what a step needs by definition",
-                headings,
-                lines,
-            )
-        ]
-        if lines
-        else []
-    )
-    return said(claims), tables
+    caption = "Peak memory, that of the whole process, and what a step needs by definition"
+    return said(claims), [ReportTable.of("memory", caption, headings, lines)] if lines else []
 
 
 def lacking_coverage(found: Gathered) -> Iterator[Claim | None]:

@@ -1,4 +1,4 @@
-"""Figures of a report: each is made by a rule from named places in the raw data, and can be again.
+"""Figures of a report: a rule makes each from named places in the raw data, and can make it again.
 
 A place is ``FILE#POINTER``: a file in the study's folder, and a JSON Pointer (RFC 6901) as in a
 URI's fragment. Places joined by ``&`` are one comparison.
@@ -31,10 +31,10 @@ BETWEEN_RUNS = Threshold().between_runs
 """By how much medians vary between processes that took no turns; see `Threshold`."""
 
 RECORD = "/extra_info/d5suite"
-"""Where a benchmark's record is."""
+"""Where the record is inside a benchmark: a JSON Pointer."""
 
 
-class Figure(NamedTuple):
+class StatedFigure(NamedTuple):
     """A number that a report states.
 
     Attributes
@@ -54,7 +54,7 @@ class Figure(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As the report shows it."""
+        """The figure as the report shows it."""
         return FORMS[self.form](self.value)
 
 
@@ -81,7 +81,7 @@ class RawData:
     Attributes
     ----------
     folder : Path
-        The study's.
+        The study's folder.
     records : dict of (str, str) to mapping
         By file and ``benchmarks.N``, as `d5suite.report.reading.results_of` returns them.
     """
@@ -91,7 +91,7 @@ class RawData:
     _files: dict[str, Any] = field(default_factory=dict)
     _read: set[str] = field(default_factory=set)
     _contests: dict[str, Contest[TableRow]] = field(default_factory=dict)
-    _made: dict[tuple[str, tuple[str, ...], str], Figure | None] = field(default_factory=dict)
+    _made: dict[tuple[str, tuple[str, ...], str], StatedFigure | None] = field(default_factory=dict)
 
     def content(self, name: str) -> Any:
         """Return a file's content."""
@@ -147,13 +147,13 @@ class RawData:
             self._contests[place] = Contest("", "", rows, BETWEEN_RUNS)
         return self._contests[place]
 
-    def figure(self, rule: str, places: Sequence[str], form: str) -> Figure | None:
+    def figure(self, rule: str, places: Sequence[str], form: str) -> StatedFigure | None:
         """Return a figure; None if a value that it needs is missing."""
         key = (rule, tuple(places), form)
         if key not in self._made:
             name, _, argument = rule.partition(":")
             try:
-                self._made[key] = Figure(*key, float(RULES[name](self, places, argument)))
+                self._made[key] = StatedFigure(*key, float(RULES[name](self, places, argument)))
             except (D5Error, ArithmeticError, KeyError, TypeError, ValueError):  # raw data may be anything
                 self._made[key] = None
         return self._made[key]
@@ -175,7 +175,7 @@ def _ratio(raw: RawData, places: Sequence[str]) -> Ratio:
 
 
 def _clear(raw: RawData, places: Sequence[str], backend: str) -> float:
-    """Count comparisons with a clear winner; with an argument, only those that it wins."""
+    """Count comparisons with a clear winner; with ``backend``, only those that it wins."""
     contests = [each for each in map(raw.contest, places) if not each.rivals]
     return sum(backend in ("", _backend(each.leaders[0])) for each in contests)
 
@@ -204,7 +204,7 @@ ABOUT: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "doubtful": lambda each: each.get("warnings"),
     "in turn": lambda each: each.get("turns"),
 }
-"""What results are counted by."""
+"""Properties by which results are counted."""
 
 RULES: Mapping[str, Callable[[RawData, Sequence[str], str], float]] = {
     "value": lambda raw, places, _: raw.number(*places),
@@ -266,9 +266,9 @@ def check_report(folder: Path, name: str = "report.html") -> tuple[int, list[str
     Parameters
     ----------
     folder : Path
-        The study's.
+        The study's folder.
     name : str
-        The report's file in it.
+        The report's file in the folder.
 
     Returns
     -------

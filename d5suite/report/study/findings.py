@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from d5suite.report.compare import setting
 from d5suite.report.contests import Contest, ratio_between
-from d5suite.report.page.gather import Group, Row, Section
-from d5suite.report.study.claims import Cell, Claim, Heading, Table, cell, said, say
-from d5suite.report.study.figures import BETWEEN_RUNS, Figure, place_in
+from d5suite.report.page.gather import Row, RowGroup, Section
+from d5suite.report.study.claims import Claim, Heading, ReportTable, cell, interval, interval_cell, said, say, words
+from d5suite.report.study.figures import BETWEEN_RUNS, StatedFigure, place_in
 from d5suite.report.study.gathered import Gathered
 from d5suite.report.study.limits import near_ceilings, pace
 from d5suite.statistics.contests import veto_of
@@ -52,7 +52,7 @@ TOPICS = (
     Topic("collectives", "Collectives", lambda each: each["measurement"] == "collectives"),
     Topic("ranks", "Scaling and schemes", lambda each: each["level"] == 3),
 )
-"""A record belongs to the first topic that holds it."""
+"""A record belongs to the first topic whose ``holds`` accepts it."""
 
 
 def topic_of(record: Mapping[str, Any]) -> Topic:
@@ -61,28 +61,28 @@ def topic_of(record: Mapping[str, Any]) -> Topic:
 
 
 class Found(NamedTuple):
-    """What is found of a topic.
+    """The findings on a topic.
 
     Attributes
     ----------
     topic : Topic
     summary : list of Claim
-        For the abstract.
+        Sentences for the abstract.
     claims : list of Claim
-    tables : list of Table
+    tables : list of ReportTable
     rows : list of Row
     """
 
     topic: Topic
     summary: list[Claim]
     claims: list[Claim]
-    tables: list[Table]
+    tables: list[ReportTable]
     rows: list[Row]
 
 
 class _Compared(NamedTuple):
     section: Section
-    group: Group
+    group: RowGroup
     contest: Contest[Row]
 
 
@@ -160,75 +160,71 @@ def _by_lead(compared: Sequence[_Compared]) -> list[_Compared]:
 
 
 def _counted(found: Gathered, topic: Topic, compared: Sequence[_Compared]) -> Claim | None:
-    """How many comparisons have a clear winner, who wins how many, and how many have none."""
+    """Say how many comparisons have a clear winner, who wins how many, and how many have none."""
     places = [found.contest(each.contest) for each in compared]
     wins = Counter(
         each.contest.leaders[0].record["backend"]["name"] for each in compared if not each.contest.rivals
     )  # fmt: skip
-    told: list[str | Figure | None] = []
+    told: list[str | StatedFigure | None] = []
     for name, _ in sorted(wins.items(), key=lambda item: (-item[1], item[0])):
         told += [", " if told else " (", f"{name} ", found.figure(f"clear:{name}", places)]
     told += [")"] if told else []
     undecided = found.figure("undecided", places)
-    end: list[str | Figure | None] = ["; ", undecided, " undecided"] if undecided and undecided.value else []
+    end: list[str | StatedFigure | None] = ["; ", undecided, " undecided"] if undecided and undecided.value else []
     clear = found.figure("clear", places)
     return say(f"{topic.title}: a clear winner in ", clear, " of ", found.figure("contests", places),
                " comparisons", *told, *end, ".")  # fmt: skip
 
 
 def named(each: _Compared) -> str:
-    """Return what a comparison is of."""
+    """Return the name of a comparison; see `named_rows`."""
     return named_rows(each.section, each.group, each.contest.results[0])
 
 
-def named_rows(section: Section, group: Group, row: Row) -> str:
-    """Return case and measurement, and what tells this section from others of its title."""
+def named_rows(section: Section, group: RowGroup, row: Row) -> str:
+    """Return case and measurement, and the conditions that set the section apart."""
     apart = f", {', '.join(_apart(section))}" if _apart(section) else f" ({setting(row.record)})"
     ranks = f", {row.record['ranks']} ranks" if row.record["ranks"] > 1 else ""
     return f"{section.title} {group.measurement.replace('_', ' ')}{ranks}{apart}"
 
 
 def _apart(section: Section) -> list[str]:
-    """Return what tells a section from others of its title; conditions that it lacks do not."""
+    """Return the conditions that set a section apart from others of the same title.
+
+    A condition that the section lacks does not count.
+    """
     return [each for each in section.apart if not each.endswith(" none")]
 
 
 def _lead(found: Gathered, each: _Compared) -> Claim | None:
     first, second = (row for row, _ in each.contest.standing[:2])
-    places = [found.place(first), found.place(second)]
     return say(
         f"In {named(each)}, {first.backend} is fastest: it takes ", found.of(first, "median_s", "time"),
-        f", and {second.backend} takes ", found.figure("ratio", places, "times"), " times as long (95% interval ",
-        found.figure("ratio:low", places, "times"), " to ", found.figure("ratio:high", places, "times"), ").",
+        f", and {second.backend} takes ", *interval(found.ratio(first, second), " times as long"), ".",
     )  # fmt: skip
 
 
 def _nearest(contest: Contest[Row]) -> tuple[Row, Row]:
-    """Return the fastest and the first that may be as fast; if it is decided, the second one."""
+    """Return the fastest, and the next that may be as fast; the second one if that is decided."""
     return contest.standing[0][0], (contest.rivals or [contest.standing[1][0]])[0]
 
 
 def _undecided(found: Gathered, each: _Compared) -> Claim | None:
-    first, second = _nearest(each.contest)
-    places = [found.place(first), found.place(second)]
     why = "the machine was disturbed" if each.contest.vetoes else "the interval includes 1"
     return say(
         f"In {named(each)}, it is undecided which of {', '.join(row.backend for row in each.contest.leaders)} is "
-        "fastest: the ratio of the first two is ", found.figure("ratio", places, "times"), " (95% interval ",
-        found.figure("ratio:low", places, "times"), " to ", found.figure("ratio:high", places, "times"), f"); {why}.",
+        "fastest: the ratio of the first two is ", *interval(found.ratio(*_nearest(each.contest))), f"; {why}.",
     )  # fmt: skip
 
 
 def _slower(found: Gathered, each: _Compared) -> Iterator[tuple[float, Claim | None]]:
-    """Yield who is slower than the first of an undecided contest, and by how much at least."""
+    """Yield who is clearly slower than an undecided contest's first: least ratio and sentence."""
     fastest, leaders = each.contest.standing[0][0], {id(row) for row in each.contest.leaders}
     for row, ratio in each.contest.standing:
         if id(row) not in leaders:
-            places = [found.place(fastest), found.place(row)]
             yield ratio.low, say(
                 f"In {named(each)}, {row.backend} is slower than {fastest.backend}: it takes ",
-                found.figure("ratio", places, "times"), " times as long (95% interval ",
-                found.figure("ratio:low", places, "times"), " to ", found.figure("ratio:high", places, "times"), ").",
+                *interval(found.ratio(fastest, row), " times as long"), ".",
             )  # fmt: skip
 
 
@@ -236,46 +232,40 @@ def _narrow(compared: Sequence[_Compared]) -> bool:
     return len({row.backend for each in compared for row in each.contest.results}) <= MOST_NAMES
 
 
-def _matrix(found: Gathered, topic: Topic, compared: Sequence[_Compared]) -> Table:
+def _matrix(found: Gathered, topic: Topic, compared: Sequence[_Compared]) -> ReportTable:
     """Return a line for each comparison, with a column for each backend."""
     names = sorted({row.backend for each in compared for row in each.contest.results})
     headings = [
-        Heading("case", numbers=False), Heading("measurement", numbers=False), Heading("verdict", numbers=False),
-        Heading("lead (95% interval)", ("lead", "lead low", "lead high")),
+        *words("case", "measurement", "verdict"), Heading("lead (95% interval)", ("lead", "lead low", "lead high")),
         *(Heading(f"{name}", (f"{name} median s",)) for name in names),
     ]  # fmt: skip
-    lines = []
+    lines: list[list[Any]] = []
     for each in compared:
         first, second = _nearest(each.contest)
-        places = [found.place(first), found.place(second)]
         verdict = (
             "not decided: disturbed" if each.contest.vetoes else "undecided" if each.contest.rivals
             else f"{first.backend} fastest"
-        )  # fmt: skip
-        lead = cell(
-            found.figure("ratio", places, "times"), " (", found.figure("ratio:low", places, "times"), "–",
-            found.figure("ratio:high", places, "times"), ")",
         )  # fmt: skip
         own = {row.backend: row for row in each.contest.results}
         best = "" if each.contest.rivals else first.backend
         apart = f" ({', '.join(_apart(each.section))})" if _apart(each.section) else ""
         what = f"{each.group.measurement}{', ' + found.machine_of(first) if found.machine_of(first) else ''}"
-        lines.append(
-            [Cell((each.section.title + apart,)), Cell((what,)), Cell((verdict,)), lead]
-            + [
-                cell(found.of(own[name], "median_s", "time"), mark="best" * (name == best)) if name in own else Cell()
-                for name in names
-            ]
-        )  # fmt: skip
-    return Table(topic.key, f"{topic.title}: median times; the fastest is bold where it is clear", headings, lines)
+        medians = [
+            cell(found.of(own[name], "median_s", "time") if name in own else None, mark="best" * (name == best))
+            for name in names
+        ]
+        lead = interval_cell(found.ratio(first, second))
+        lines.append([each.section.title + apart, what, verdict, lead, *medians])
+    return ReportTable.of(
+        topic.key, f"{topic.title}: median times; the fastest is bold where it is clear", headings, lines
+    )
 
 
-def _listed(found: Gathered, topic: Topic, rows: Sequence[Row]) -> Table:
+def _listed(found: Gathered, topic: Topic, rows: Sequence[Row]) -> ReportTable:
     """Return a line for each result."""
     headings = [
-        Heading("case", numbers=False), Heading("measurement", numbers=False), Heading("backend", numbers=False),
-        Heading("median (95% interval)", ("median s", "low s", "high s")),
-        Heading("rate", ("rate",)), Heading("unit", numbers=False),
+        *words("case", "measurement", "backend"), Heading("median (95% interval)", ("median s", "low s", "high s")),
+        Heading("rate"), *words("unit"),
     ]  # fmt: skip
     lines = []
     for row in rows:
@@ -284,22 +274,22 @@ def _listed(found: Gathered, topic: Topic, rows: Sequence[Row]) -> Table:
         low, high = (found.of(row, f"median_ci95.{end}", "time") for end in (0, 1))
         marks = "".join(mark.sign for mark in row.marks)
         lines.append([
-            Cell((row.case,)), Cell((row.measurement,)), Cell((row.backend + marks,)),
+            row.case, row.measurement, row.backend + marks,
             cell(found.of(row, "median_s", "time"), " (", low, " to ", high, ")"),
-            cell(found.of(row, "throughput.value", "figure")), Cell((row.record["throughput"]["unit"],)),
+            found.of(row, "throughput.value", "figure"), row.record["throughput"]["unit"],
         ])  # fmt: skip
-    return Table(topic.key, f"{topic.title}: all results", headings, lines)
+    return ReportTable.of(topic.key, f"{topic.title}: all results", headings, lines)
 
 
 def _line(row: Row) -> tuple[Any, ...]:
-    """Return what results of one line of scaling share."""
+    """Return the key that all results on one scaling curve share."""
     how = row.record.get("distributed") or {}
     backend = row.record["backend"]
     return row.file, row.case, row.measurement, backend["name"], backend["mode"], how.get("scheme")
 
 
 def _scaling(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None]:
-    """What the most ranks of a line give, as a part of what one rank gives."""
+    """Say how many times the rate of one rank a scaling curve reaches with the most ranks."""
     alone = {_line(row)[:5]: row for row in rows if row.record["ranks"] == 1 and not row.failed}
     lines: dict[tuple[Any, ...], Row] = {}
     for row in rows:
@@ -317,8 +307,8 @@ def _scaling(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None]:
             )  # fmt: skip
 
 
-def _schemes(found: Gathered, rows: Sequence[Row]) -> tuple[list[Claim], list[Table]]:
-    """Return how long a step of every other scheme takes, as a multiple of one of all-reduce."""
+def _schemes(found: Gathered, rows: Sequence[Row]) -> tuple[list[Claim], list[ReportTable]]:
+    """Return how long steps of other schemes take, as multiples of a step of all-reduce."""
     bases: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         if row.record["ranks"] > 1 and not row.failed and _line(row)[5] == ALL_REDUCE and not _order(row):
@@ -339,49 +329,45 @@ def against(
     over: str,
     name: str,
     caption: str,
-) -> tuple[list[Claim], list[Table]]:
+) -> tuple[list[Claim], list[ReportTable]]:
     """Return how long steps take as multiples of others: sentences, the largest first, and a table.
 
     Parameters
     ----------
     found : Gathered
     compared : sequence of (Row, Row)
-        The base and the other.
+        The base, and the result to compare with it.
     label : callable
-        Names the other.
+        Names that result.
     over : str
         Names the base.
     name, caption : str
-        Of the table.
+        Name and caption of the table.
     """
     claims: list[tuple[float, Claim | None]] = []
     lines = []
     for base, row in compared:
-        places = [found.place(base), found.place(row)]
-        ratio, low, high = (found.figure(f"ratio:{end}".rstrip(":"), places, "times") for end in ("", "low", "high"))
-        outcome = outcome_of(found, base, row)
+        ratio = found.ratio(base, row)
+        outcome = outcome_of(base, row)
         other = "" if row.record["distributed"].get("synchronous") else "; it computes something else"
         backend = row.record["backend"]["name"]
         claim = say(
             f"{row.case} on {backend} with ", found.of(row, "ranks", "count"), f" ranks: a step of {label(row)} takes ",
-            ratio, f" times as long as {over} (95% interval ", low, " to ", high, f"): {outcome}{other}.",
+            *interval(ratio, f" times as long as {over}"), f": {outcome}{other}.",
         )  # fmt: skip
-        claims.append((ratio.value if ratio else 0.0, claim))
+        claims.append((ratio[0].value if ratio[0] else 0.0, claim))
         lines.append([
-            Cell((row.case,)), Cell((backend,)), cell(found.of(row, "ranks", "count")),
-            Cell((label(row) + ("" if not other else " ≠"),)), cell(ratio, " (", low, "–", high, ")"), Cell((outcome,)),
+            row.case, backend, found.of(row, "ranks", "count"), label(row) + " ≠" * bool(other), interval_cell(ratio),
+            outcome,
         ])  # fmt: skip
-    headings = [
-        Heading("case", numbers=False), Heading("backend", numbers=False), Heading("ranks"),
-        Heading("scheme", numbers=False), Heading("times as long (95% interval)", ("ratio", "ratio low", "ratio high")),
-        Heading("verdict", numbers=False),
-    ]  # fmt: skip
+    times = Heading("times as long (95% interval)", ("ratio", "ratio low", "ratio high"))
+    headings = [*words("case", "backend"), Heading("ranks"), *words("scheme"), times, *words("verdict")]
     claims.sort(key=lambda each: -each[0])
     ends = claims[: MOST_SENTENCES // 2] + claims[MOST_SENTENCES // 2 :][-MOST_SENTENCES // 2 :]
-    return said(each for _, each in ends), [Table(name, caption, headings, lines)] if lines else []
+    return said(each for _, each in ends), [ReportTable.of(name, caption, headings, lines)] if lines else []
 
 
-def outcome_of(found: Gathered, base: Row, new: Row) -> str:
+def outcome_of(base: Row, new: Row) -> str:
     """Return the decision on two results: slower, faster, the same, or undecided."""
     vetoes = [why for row in (base, new) if (why := veto_of(row.record.get("machine") or {}))]
     ratio = ratio_between(base.record, new.record, BETWEEN_RUNS)
@@ -390,7 +376,7 @@ def outcome_of(found: Gathered, base: Row, new: Row) -> str:
 
 
 def _collectives(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None]:
-    """The latency and bandwidth of each collective, and how far its model is off."""
+    """Say the latency and bandwidth of each collective, and how far its model is off."""
     for row in rows[: 2 * MOST_SENTENCES]:
         if not row.failed:
             yield say(
@@ -401,7 +387,7 @@ def _collectives(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None]
 
 
 def _accuracy(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None]:
-    """How many runs reached the target."""
+    """Say how long training to the target takes, and in how many runs."""
     for row in rows:
         if not row.failed and isinstance(row.record.get("runs"), list):
             target = row.record.get("target") or {}
@@ -414,7 +400,7 @@ def _accuracy(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None]:
 
 
 def _workflows(found: Gathered, rows: Sequence[Row]) -> Iterator[Claim | None]:
-    """How long a coupled workflow takes, and how well its parts keep each other busy."""
+    """Say how long a coupled workflow takes, and how well its parts keep each other busy."""
     for row in rows:
         if not row.failed:
             yield say(
@@ -432,12 +418,12 @@ def _order(row: Row) -> str:
 
 
 def served(found: Gathered) -> list[Claim]:
-    """Return how long a step of a parameter server takes, as a multiple of one of all-reduce."""
+    """Return how long steps of a parameter server take, as multiples of a step of all-reduce."""
     schemes = (ALL_REDUCE, PARAMETER_SERVER)
     return _schemes(found, [row for row in found.rows if row.record["level"] == 3 and _line(row)[5] in schemes])[0]
 
 
-def ordered(found: Gathered) -> tuple[list[Claim], list[Table]]:
+def ordered(found: Gathered) -> tuple[list[Claim], list[ReportTable]]:
     """Return how long steps with an order of transfers take, as multiples of those without."""
     rows = [row for row in found.rows if row.record["level"] == 3 and row.record["ranks"] > 1 and not row.failed]
     bases = {(_line(row), row.record["ranks"]): row for row in rows if not _order(row)}
@@ -459,7 +445,7 @@ def ordered(found: Gathered) -> tuple[list[Claim], list[Table]]:
 
 
 def swept(found: Gathered, rows: Sequence[Row]) -> list[Claim]:
-    """Return what more threads and larger batches give: the most over the fewest."""
+    """Return what more threads and larger batches gain: the largest number over the smallest."""
     conditions = {id(row): section.conditions for section, group in found.groups for row in group.rows}
     claims = []
     for knob, field, what in (("threads", "threads", "threads"), ("batch", "batch_size", "images a batch")):
@@ -471,12 +457,9 @@ def swept(found: Gathered, rows: Sequence[Row]) -> list[Claim]:
         for own in groups.values():
             base, most = (end(own, key=lambda row: row.record[field]) for end in (min, max))
             if base.record[field] < most.record[field] and found.decides(base, most):
-                places = [found.place(most), found.place(base)]
+                gain = interval(found.ratio(most, base), " times the rate of ", found.of(base, field, "count"))
                 claims.append(say(
                     f"{most.case} {most.measurement.replace('_', ' ')} on {most.backend} ({setting(most.record)}): ",
-                    found.of(most, field, "count"), f" {what} give ", found.figure("ratio", places, "times"),
-                    " times the rate of ", found.of(base, field, "count"), " (95% interval ",
-                    found.figure("ratio:low", places, "times"), " to ", found.figure("ratio:high", places, "times"),
-                    ").",
+                    found.of(most, field, "count"), f" {what} give ", *gain, ".",
                 ))  # fmt: skip
     return said(claims)

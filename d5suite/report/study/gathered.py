@@ -11,12 +11,12 @@ from d5suite.errors import ConfigurationError, D5Error
 from d5suite.files import GZIP, read_json
 from d5suite.report.contests import Contest
 from d5suite.report.page.figures import with_curves
-from d5suite.report.page.gather import Group, Page, Row, Section, gather
+from d5suite.report.page.gather import Page, Row, RowGroup, Section, gather
 from d5suite.report.reading import printable
-from d5suite.report.study.figures import BETWEEN_RUNS, Figure, RawData, place_in, pointer
+from d5suite.report.study.figures import BETWEEN_RUNS, RawData, StatedFigure, place_in, pointer
 from d5suite.statistics.contests import veto_of
 from d5suite.study.declaration import Study, read_study
-from d5suite.study.state import COMMIT, JOB_FILES, RAW, WITH_CHANGES, MachineState, RunState, machines
+from d5suite.study.state import COMMIT, JOB_FILES, RAW, WITH_CHANGES, MachineRuns, RunState, machines
 
 DECLARATION = "study.toml"
 """The study's own copy of its declaration."""
@@ -31,13 +31,13 @@ class StudyRun:
     machine, name : str
     state : RunState
     file : str
-        Its result in the study's folder; empty if there is none.
+        Path of its result in the study's folder; empty if there is none.
     whole : bool
         Whether the result is as it was written.
     current : bool
-        Whether the results that it has read are still those.
+        Whether the results that the run has read are still the same.
     content : mapping
-        Of the result, without its benchmarks.
+        Content of the result file, without benchmarks.
     """
 
     machine: str
@@ -97,7 +97,7 @@ class Gathered:
         return list(self.page.rows) if self.page else []
 
     @property
-    def groups(self) -> Iterator[tuple[Section, Group]]:
+    def groups(self) -> Iterator[tuple[Section, RowGroup]]:
         """All groups of benchmarks, with their sections."""
         return self.page.groups if self.page else iter(())
 
@@ -139,13 +139,18 @@ class Gathered:
         """Return the place of a comparison."""
         return "&".join(self.place(each) for each in contest.results)
 
-    def of(self, row: Row, path: str, form: str) -> Figure | None:
+    def of(self, row: Row, path: str, form: str) -> StatedFigure | None:
         """Return a figure of a row's record, by its dotted path."""
         return self.raw.figure("value", [place_in(self.place(row), path)], form)
 
-    def figure(self, rule: str, places: Sequence[str], form: str = "count") -> Figure | None:
+    def figure(self, rule: str, places: Sequence[str], form: str = "count") -> StatedFigure | None:
         """Return a figure; see `RawData.figure`. None without places."""
         return self.raw.figure(rule, places, form) if places else None
+
+    def ratio(self, one: Row, other: Row) -> list[StatedFigure | None]:
+        """Return how many times as long ``other`` takes as ``one``, and the interval's ends."""
+        places = [self.place(one), self.place(other)]
+        return [self.figure(rule, places, "times") for rule in ("ratio", "ratio:low", "ratio:high")]
 
     def decides(self, *rows: Row) -> bool:
         """Return whether something may be concluded from the times of rows."""
@@ -201,7 +206,7 @@ def gather_study(folder: Path) -> Gathered:
     return found
 
 
-def _run(machine: MachineState, name: str, file: str, state: RunState, facts: Mapping[str, Any]) -> StudyRun:
+def _run(machine: MachineRuns, name: str, file: str, state: RunState, facts: Mapping[str, Any]) -> StudyRun:
     return StudyRun(machine.name, name, state, file, machine.is_whole(name), machine.is_current(name), facts)
 
 

@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from d5suite.report.contests import Contest
-from d5suite.report.page.gather import Group, Row, Section
-from d5suite.report.study.claims import Cell, Heading, Table, cell
+from d5suite.report.page.gather import Row, RowGroup, Section
+from d5suite.report.study.claims import Heading, ReportTable, interval_cell, words
 from d5suite.report.study.gathered import Gathered
 
 OUTCOMES = ("held", "reversed", "undecided now", "decided now", "undecided in both")
 """What became of a comparison."""
 
 
-class Held(NamedTuple):
-    """A comparison of both runs.
+class ContestOfTwoStudies(NamedTuple):
+    """A comparison that both runs have.
 
     Attributes
     ----------
     title, measurement : str
     old, new : str
-        Who is fastest; ``undecided`` if that is.
+        The fastest backend; ``undecided`` if that is not clear.
     outcome : str
-        Of `OUTCOMES`.
+        One of `OUTCOMES`.
     contest : Contest
-        The later one.
+        The contest of the later run.
     """
 
     title: str
@@ -37,7 +37,7 @@ class Held(NamedTuple):
     contest: Contest[Row]
 
 
-def compare_studies(old: Gathered, new: Gathered) -> tuple[list[Held], list[str]]:
+def compare_studies(old: Gathered, new: Gathered) -> tuple[list[ContestOfTwoStudies], list[str]]:
     """Return the comparisons that both runs have, and those that only the earlier one has."""
     later = dict(_contests(new))
     held, gone = [], []
@@ -47,11 +47,11 @@ def compare_studies(old: Gathered, new: Gathered) -> tuple[list[Held], list[str]
             continue
         again = later[key][2]
         names = _verdict(contest), _verdict(again)
-        held.append(Held(section.title, group.measurement, *names, _outcome(*names), again))
+        held.append(ContestOfTwoStudies(section.title, group.measurement, *names, _outcome(*names), again))
     return held, list(dict.fromkeys(gone))
 
 
-def _contests(found: Gathered) -> Iterator[tuple[Any, tuple[Section, Group, Contest[Row]]]]:
+def _contests(found: Gathered) -> Iterator[tuple[Any, tuple[Section, RowGroup, Contest[Row]]]]:
     for section, group in found.groups:
         for contest in group.contests:
             if len(contest.results) > 1:
@@ -74,7 +74,7 @@ def _outcome(old: str, new: str) -> str:
     return "undecided now" if new == "undecided" else "held" if old == new else "reversed"
 
 
-def sentence(held: list[Held], gone: list[str]) -> str:
+def sentence(held: list[ContestOfTwoStudies], gone: list[str]) -> str:
     """Say how many findings held."""
     counts = Counter(each.outcome for each in held)
     findings = sum(counts[name] for name in OUTCOMES[:3])
@@ -85,20 +85,13 @@ def sentence(held: list[Held], gone: list[str]) -> str:
     return text + (f" Not compared, because only the earlier run has them: {len(gone)}." if gone else "")
 
 
-def table(found: Gathered, held: list[Held]) -> Table:
+def table(found: Gathered, held: list[ContestOfTwoStudies]) -> ReportTable:
     """Return the comparisons as a table; leads are those of the later run."""
-    headings = [
-        Heading("case", numbers=False), Heading("measurement", numbers=False), Heading("then", numbers=False),
-        Heading("now", numbers=False), Heading("lead now (95% interval)", ("lead", "lead low", "lead high")),
-        Heading("finding", numbers=False),
-    ]  # fmt: skip
-    lines = []
+    lead = Heading("lead now (95% interval)", ("lead", "lead low", "lead high"))
+    headings = [*words("case", "measurement", "then", "now"), lead, *words("finding")]
+    lines: list[list[Any]] = []
     for each in sorted(held, key=lambda one: OUTCOMES.index(one.outcome)):
-        places = [found.place(row) for row, _ in each.contest.standing[:2]]
-        lead = cell(
-            found.figure("ratio", places, "times"), " (", found.figure("ratio:low", places, "times"), "–",
-            found.figure("ratio:high", places, "times"), ")",
-        )  # fmt: skip
-        words = [Cell((text,)) for text in (each.title, each.measurement, each.old, each.new)]
-        lines.append([*words, lead, Cell((each.outcome,))])
-    return Table("held", "Findings of the earlier run, and what became of them", headings, lines)
+        first, second = (row for row, _ in each.contest.standing[:2])
+        ratio = interval_cell(found.ratio(first, second))
+        lines.append([each.title, each.measurement, each.old, each.new, ratio, each.outcome])
+    return ReportTable.of("held", "Findings of the earlier run, and what became of them", headings, lines)

@@ -15,11 +15,12 @@ LIMITS = {
     "flops_per_s": ("arithmetic", "the run's fastest large product"),
     "bytes_per_s": ("memory traffic", "the run's fastest copy"),
 }
-"""By rate: of what its ceiling is, and what sets it. The nearer ceiling need not be what limits."""
+"""By rate: what its ceiling limits, and what sets the ceiling. The nearer ceiling need not be the
+one that limits."""
 
 
 def pace(found: Gathered, loading: Sequence[Row], training: Sequence[Row]) -> Iterator[tuple[float, Claim | None]]:
-    """Yield how many times as fast as a training step its images are loaded, and a sentence."""
+    """Yield the rate of loading over that of the training step, and a sentence on it."""
 
     def key(row: Row) -> tuple[str, ...]:
         return row.file, row.case, row.backend, setting(row.record)

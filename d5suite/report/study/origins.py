@@ -20,7 +20,7 @@ class Origin(NamedTuple):
     ----------
     name : str
     machine, software : Facts
-        Of each run with a result.
+        Facts of every run that has a result.
     """
 
     name: str
@@ -43,7 +43,7 @@ def origins(found: Gathered) -> list[Origin]:
     for row in found.rows:
         key = found.run_of(row).machine, found.run_of(row).name
         places[key][0].update(machine_of(row.record["environment"]) | _system(row.record["environment"]))
-        for name, version in _versions(row.record).items():  # backends may bring several of a library
+        for name, version in _versions(row.record).items():  # backends may bring several versions of a library
             versions.setdefault(key, {}).setdefault(name, set()).add(version)
     for key, several in versions.items():
         places[key][1].update({name: " / ".join(sorted(each)) for name, each in several.items()})
@@ -67,7 +67,7 @@ def _versions(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _name_builds(software: Facts) -> None:
-    """Add the build, such as ``+cpu``, to versions that lack it: a package's metadata may."""
+    """Add the build, such as ``+cpu``, to versions that lack it, as in a package's metadata."""
     longest: dict[tuple[str, str], str] = {}
     for *_, facts in software:
         for name, value in facts.items():
@@ -78,7 +78,7 @@ def _name_builds(software: Facts) -> None:
 
 
 def told(facts: Facts) -> dict[str, str]:
-    """Return each fact as the report tells it; of several values each names its parts."""
+    """Return facts as the report states them; if values differ, each one names its parts."""
     found = {}
     for name in _names(facts):
         values = parts_by(facts, name)
@@ -89,7 +89,7 @@ def told(facts: Facts) -> dict[str, str]:
 
 
 def mixed(found: Gathered) -> Iterator[str]:
-    """Say which parts were measured by, or on, something else than the others."""
+    """Say which parts were measured with other software or on another machine than the rest."""
     every = origins(found)
     for origin in every:
         on = f" on {origin.name}" if len(every) > 1 else ""

@@ -1,7 +1,7 @@
 """The report as PDF, printed from the same HTML by a browser, or by WeasyPrint.
 
 A browser lays out the page as its readers see it, variables of style and inline pictures included,
-so it is preferred; WeasyPrint is a library and needs none.
+so it is preferred; WeasyPrint is a library and needs no browser.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def print_pdf(page: Path, out: Path) -> str:
     Parameters
     ----------
     page : Path
-        Self-contained.
+        A self-contained HTML file.
     out : Path
         Replaced only by a whole PDF.
     """

@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from d5suite.errors import ConfigurationError
 from d5suite.files import write_bytes
+from d5suite.report.document import filled_in
+from d5suite.report.outputs import refused
 from d5suite.report.study.chapters import Report, compose
 from d5suite.report.study.claims import Claim
-from d5suite.report.study.figures import RECORD, Figure
+from d5suite.report.study.figures import RECORD, StatedFigure
 from d5suite.report.study.gathered import Gathered, gather_study
 from d5suite.report.study.origins import origins, told
 from d5suite.report.study.pdf import print_pdf
@@ -44,7 +44,7 @@ class _References:
     def notes(self) -> Iterator[tuple[int, dict[str, list[str]], int]]:
         """Number of each sentence, its places by file, and how many more there are."""
         for claim, number in self.numbers.items():
-            figures = [each for each in claim.parts if isinstance(each, Figure)]
+            figures = [each for each in claim.parts if isinstance(each, StatedFigure)]
             places = dict.fromkeys(one for each in figures for place in each.places for one in place.split("&"))
             shown: dict[str, list[str]] = {}
             for place in list(places)[:MOST_PLACES]:
@@ -53,12 +53,12 @@ class _References:
             yield number, shown, max(0, len(places) - MOST_PLACES)
 
 
-def marked(parts: Sequence[str | Figure]) -> Markup:
+def marked(parts: Sequence[str | StatedFigure]) -> Markup:
     """Return text and figures; each figure says by which rule it is made, and from where."""
-    return Markup("").join(_figure(each) if isinstance(each, Figure) else escape(each) for each in parts)
+    return Markup("").join(_figure(each) if isinstance(each, StatedFigure) else escape(each) for each in parts)
 
 
-def _figure(each: Figure) -> Markup:
+def _figure(each: StatedFigure) -> Markup:
     shared = _prefix(each.places) if len(each.places) > 1 else ""
     rest = " ".join(place[len(shared) :] for place in each.places)
     within = Markup(' data-in="{}"').format(shared) if shared else ""
@@ -93,7 +93,7 @@ def write_report(folder: Path, earlier: Path | None = None) -> list[str]:
     report = compose(found, gather_study(earlier) if earlier is not None else None)
     references = _References()
     page = _render(found, report, references)
-    try:
+    with refused("the report cannot be written", folder):
         for name in (TABLES, FIGURES):
             shutil.rmtree(folder / name, ignore_errors=True)  # of results that are no more
             (folder / name).mkdir(parents=True)
@@ -103,8 +103,6 @@ def write_report(folder: Path, earlier: Path | None = None) -> list[str]:
             for picture in chapter.pictures:
                 write_bytes(folder / FIGURES / f"{picture.name}.svg", picture.file)
         write_bytes(folder / REPORT, page.encode())
-    except OSError as error:
-        raise ConfigurationError(f"the report cannot be written: {error.strerror}", where=str(folder)) from None
     tables = sum(len(chapter.tables) for chapter in report.chapters)
     pictures = sum(len(chapter.pictures) for chapter in report.chapters)
     return [
@@ -117,18 +115,13 @@ def _render(found: Gathered, report: Report, references: _References) -> str:
     from d5suite import __version__
 
     folder = Path(__file__).parent
-    environment = Environment(
-        loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters.update(sentence=references.sentence, marked=marked)
     style = (folder.parent / "page" / "page.css").read_text(encoding="utf-8")
     style += (folder / "study.css").read_text(encoding="utf-8")
     machines = [(each.name, told(each.machine), told(each.software)) for each in origins(found)]
     dates = sorted({run.state.started[:10] for run in found.runs if run.state.started})
-    content = environment.get_template(
-        "study.html"
-    ).render(
+    content = filled_in(
+        folder / "study.html",
+        {"sentence": references.sentence, "marked": marked},
         found=found,
         report=report,
         references=references,

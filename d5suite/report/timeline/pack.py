@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from d5suite.traces.analysis import Analysis
-from d5suite.traces.calls import Calls
 from d5suite.traces.waits import PATTERNS
 
 DEEPEST = 40
@@ -42,7 +41,7 @@ def pack(found: Analysis, *, step: str) -> tuple[dict[str, Any], str, list[str]]
     trace, calls = found.trace, found.states.calls
     begin, scale = trace.begin, NANOSECOND / trace.ticks_per_second
     notices: list[str] = []
-    depths = [_depths(each) for each in calls]
+    depths = [each.depth for each in calls]
     kept = [np.flatnonzero(each < DEEPEST) for each in depths]
     if hidden := sum(map(len, depths)) - sum(map(len, kept)):
         notices.append(f"{hidden:,} regions that lie more than {DEEPEST} deep in others are not shown")
@@ -74,13 +73,7 @@ def pack(found: Analysis, *, step: str) -> tuple[dict[str, Any], str, list[str]]
     ]
     for metric in trace.metrics:
         columns += [(metric.time - begin) * scale, metric.value.astype(np.float64)]
-    spans = _steps(found, step, begin, scale)
-    by_location = {index: rows for index, rows in spans.items() if rows}
-    count = min(map(len, by_location.values()), default=0)
-    whole = [
-        (min(rows[number][0] for rows in by_location.values()), max(rows[number][1] for rows in by_location.values()))
-        for number in range(count)
-    ]
+    by_location, whole = step_spans(found, step)
     facts = {
         "length": max(1.0, (trace.end - begin) * scale),
         "unit": unit * scale,
@@ -108,15 +101,6 @@ def pack(found: Analysis, *, step: str) -> tuple[dict[str, Any], str, list[str]]
     return facts, base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode("ascii"), notices
 
 
-def _depths(calls: Calls) -> np.ndarray:
-    """Return how many calls lie around each call."""
-    depths = np.zeros(len(calls), np.int64)
-    for call, parent in enumerate(calls.parent.tolist()):
-        if parent >= 0:
-            depths[call] = depths[parent] + 1
-    return depths
-
-
 def _joined(parts: list[np.ndarray], kind: type) -> np.ndarray:
     return np.concatenate(parts).astype(kind) if parts else np.empty(0, kind)
 
@@ -127,13 +111,20 @@ def _padded(column: np.ndarray) -> bytes:
     return raw + bytes(-len(raw) % 8)
 
 
-def _steps(found: Analysis, step: str, begin: int, scale: float) -> dict[int, list[tuple[float, float]]]:
-    """Return begin and end of each step, by location."""
+Span = tuple[float, float]
+"""Begin and end in nanoseconds of the trace."""
+
+
+def step_spans(found: Analysis, step: str) -> tuple[dict[int, list[Span]], list[Span]]:
+    """Return the spans of each location's steps, and of each step over all locations."""
+    begin, scale = found.trace.begin, NANOSECOND / found.trace.ticks_per_second
     wanted = [index for index, each in enumerate(found.trace.regions) if each.name == step]
-    spans = {}
+    spans: dict[int, list[Span]] = {}
     for rank in found.ranks:
         calls = found.states.calls[rank.location]
         chosen = np.isin(calls.region, wanted)
-        ends = zip(calls.enter[chosen].tolist(), calls.leave[chosen].tolist(), strict=True)
-        spans[rank.location] = [((enter - begin) * scale, (leave - begin) * scale) for enter, leave in ends]
-    return spans
+        if chosen.any():
+            ends = (calls.enter[chosen] - begin) * scale, (calls.leave[chosen] - begin) * scale
+            spans[rank.location] = list(zip(*(each.tolist() for each in ends), strict=True))
+    together = zip(*spans.values(), strict=False)
+    return spans, [(min(start for start, _ in each), max(end for _, end in each)) for each in together]

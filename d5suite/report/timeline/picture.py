@@ -7,7 +7,7 @@ import math
 import zlib
 
 from d5suite.errors import TraceError
-from d5suite.report.timeline.pack import NANOSECOND, pack
+from d5suite.report.timeline.pack import NANOSECOND, step_spans
 from d5suite.traces.analysis import Analysis
 from d5suite.traces.waits import SYNCHRONIZING
 
@@ -30,7 +30,7 @@ def picture(found: Analysis, *, number: int, step: str = "step") -> str:
     ----------
     found : Analysis
     number : int
-        Of the step, from 1.
+        Number of the step, from 1.
     step : str
         The region that is one step.
 
@@ -39,7 +39,7 @@ def picture(found: Analysis, *, number: int, step: str = "step") -> str:
     TraceError
         If there is no such step.
     """
-    spans = pack(found, step=step)[0]["steps"]["spans"]
+    spans = step_spans(found, step)[1]
     if not 1 <= number <= len(spans):
         known = f"the trace has {len(spans)}" if spans else f"no region is called {step!r}"
         raise TraceError(f"there is no step {number}: {known}", hint="--step names the region that is one step.")
@@ -54,19 +54,15 @@ def picture(found: Analysis, *, number: int, step: str = "step") -> str:
 
     shapes, top = [], AXIS
     for location, calls in enumerate(found.states.calls):
-        depth = [0] * len(calls)
-        rows = zip(
-            calls.enter.tolist(), calls.leave.tolist(), calls.region.tolist(), calls.parent.tolist(), strict=True
-        )
+        columns = (each.tolist() for each in (calls.enter, calls.leave, calls.region, calls.depth))
         deepest, drawn = 0, []
-        for call, (enter, leave, index, parent) in enumerate(rows):
-            depth[call] = depth[parent] + 1 if parent >= 0 else 0
+        for enter, leave, index, depth in zip(*columns, strict=True):
             left, right = max(x(enter), labels), min(x(leave), WIDTH - 10)
             if right - left >= NARROWEST:
-                deepest = max(deepest, depth[call])
+                deepest = max(deepest, depth)
                 region = trace.regions[index]
                 colour = IN_MPI if region.is_mpi else WAITING if region.waits else _colour(region.name)
-                drawn.append((left, right, depth[call], colour, region.name))
+                drawn.append((left, right, depth, colour, region.name))
         if not drawn:
             continue
         shapes.append(f'<text x="4" y="{top + WAIT + 12}">{html.escape(trace.locations[location].process)}</text>')

@@ -13,7 +13,7 @@ from d5suite.report.timeline.tables import headline, remarks, tables
 from d5suite.traces.analysis import Analysis
 
 ROWS = 30
-"""Regions and steps of a table."""
+"""Most regions and steps in a table."""
 
 
 def page(found: Analysis, *, title: str, step: str = "step") -> str:

@@ -19,15 +19,12 @@ from d5suite.errors import ConfigurationError
 from d5suite.levels.network import Arrays
 from d5suite.optimizers.settings import Optimizer
 from d5suite.validate.check import Check
-from d5suite.validate.norms import relative_l2
+from d5suite.validate.norms import ROUNDING, relative_errors
 from d5suite.validate.training.formulas import OptimizerState, update
 
 GradientFunction = Callable[[Arrays, Any], Arrays]
-"""From weights and one rank's batch to the gradients of its mean loss, in float64; the caller does
-not keep them."""
-
-ROUNDING = 1e-6
-"""A tensor's error is relative to its norm, or to this fraction of all weights' norm if larger."""
+"""Maps weights and one rank's batch to the gradients of the batch's mean loss, in float64. The
+caller does not keep the gradients."""
 
 IN_TURN = "in_turn"
 """The rule of frameworks' own asynchronous schemes, and the setting that makes them follow it."""
@@ -47,7 +44,7 @@ class _Rank:
 
 @dataclass(frozen=True)
 class _Training:
-    """What a rule computes from; see `expected`."""
+    """The input of a rule; see `expected`."""
 
     settings: Mapping[str, Any]
     gradient: GradientFunction
@@ -87,7 +84,7 @@ def expected(
     start : mapping of str to numpy.ndarray
         All ranks' initial weights. Top-k and quantisation depend on their order.
     batches : sequence
-        Batches by step and rank. A server uses none.
+        Batches by step and rank. A server's are not used.
     optimizer : Optimizer
 
     Returns
@@ -104,8 +101,7 @@ def check_weights(name: str, found: Sequence[Arrays], reference: Sequence[Arrays
     """Compare one rank's weights after each step and at the end with those from `expected`."""
     checks = []
     for step, (own, right) in enumerate(zip(found, reference, strict=True), start=1):
-        whole = math.sqrt(sum(float(np.vdot(v, v)) for v in right.values()))
-        errors = {key: relative_l2(own[key], value, floor=ROUNDING * whole) for key, value in right.items()}
+        errors = relative_errors(own, right, ROUNDING)
         when = f"after step {step}" if step < len(reference) else "at the end"
         checks.append(Check.worst(f"weights {when}, {name}", errors, tolerance))
     return checks

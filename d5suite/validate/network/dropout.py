@@ -2,7 +2,7 @@
 
 No two frameworks draw the same values, so a network with Dropout is proved as its twin without it.
 Here a small network shows each mask: of ``Dropout(image + shift) * scale``, the gradient of
-``scale`` is what Dropout let through, and that of ``shift`` is the mask of the backward pass.
+``scale`` is what Dropout let through, and the gradient of ``shift`` is the backward pass's mask.
 
 Imports the contract, NumPy and ONNX; no framework.
 """
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import onnx
 
 from d5suite.levels.network import Arrays, Executor
 from d5suite.network import Network
 from d5suite.network.builder import Builder
+from d5suite.network.graph_edits import copy_of
 from d5suite.validate.check import Check
 from d5suite.validate.norms import UNIT_ROUNDOFF
 
@@ -28,7 +28,7 @@ SCALE = 2.0**-24
 """Initial ``scale``: so small that the two scores are equal, and the gradients known, to 1e-5."""
 
 KNOWN = 1e-4
-"""Accepted relative error of a kept value beside roundings of its type."""
+"""Accepted relative error of a kept value, in addition to roundings of its type."""
 
 DEVIATIONS = 8.0
 """Accepted standard deviations of a share. A right Dropout exceeds them once in 10^15; neighbouring
@@ -43,8 +43,7 @@ def masking_network(ratio: float) -> Network:
     signs = _signs()
     weight, bias = b.parameter("weight", np.stack([signs, -signs])), b.parameter("bias", np.zeros(2))
     x = b.node("Gemm", "scores", [b.flatten(x, "flat", size=SHAPE[-1]), weight, bias], 2, transB=1)
-    model = onnx.ModelProto()
-    model.CopyFrom(b.classifier(x).model)
+    model = copy_of(b.classifier(x).model)
     for value in (*model.graph.input, *model.graph.output):
         if value.type.tensor_type.shape.dim:
             value.type.tensor_type.shape.dim[0].dim_value = SHAPE[0]
@@ -86,7 +85,7 @@ def masks_of(gradients: Sequence[Arrays]) -> Masks:
 
 
 def masks_of_passes(executor: Executor, calls: int) -> Masks:
-    """Run forward and backward of `masking_network` this many times."""
+    """Run `masking_network` forward and backward this many times, and read the masks."""
     feed = executor.feed(masking_batch())
     names = ("scale", "shift")
     found: list[Arrays] = []
@@ -107,7 +106,7 @@ def check_masks(name: str, found: Masks, ratio: float, precision: str) -> list[C
     ratio : float
         The fraction that is dropped.
     precision : str
-        Of the calls.
+        Precision of the calls.
     """
     images, kept = masking_batch()["image"], found.passed != 0
     calls = len(kept)

@@ -54,8 +54,8 @@ ROUGH = 1e-2
 difference."""
 
 DOUBTS = 3.0
-"""Accepted distance from a central difference, relative to that difference's distance from its
-neighbours."""
+"""Accepted distance from a central difference, relative to that difference's distance from the
+differences at neighbouring steps."""
 
 STATISTICS = 1e-3
 """Accepted relative error of how far a running statistic moved in float32. The unbiased variance of
@@ -89,13 +89,13 @@ def check_gradient_float64(
     images, labels : numpy.ndarray
         A small batch: float32 (n, C, H, W) and int64 (n,).
     network : Network, optional
-        The executor's network with the weights that were loaded instead of its own.
+        The executor's network, with the weights that were loaded in place of the original ones.
     recorded : Path, optional
         A file that keeps the evaluator's answers for the next backend.
     keep : dict, optional
         Receives the executor's loss and gradients.
     statistics : dict, optional
-        Receives its running statistics after the pass.
+        Receives the executor's running statistics after the pass.
     """
     network = network or executor.network
     answer, after = _answer(executor, images, labels)
@@ -115,7 +115,7 @@ def check_gradient_float64(
 def check_gradient_without_float64(
     executor: Executor, images: np.ndarray, labels: np.ndarray, tolerance: Tolerance
 ) -> list[Check]:
-    """Make the same comparison for a backend without float64.
+    """Compare as `check_gradient_float64` does, for a backend without float64.
 
     Loss and statistics are held to the tolerance for outputs. The derivative along a direction may
     be off by the tolerance for gradients times the evaluator's own change under noise of this
@@ -128,7 +128,7 @@ def check_gradient_without_float64(
     images, labels : numpy.ndarray
         A small batch: float32 (n, C, H, W) and int64 (n,).
     tolerance : Tolerance
-        The backend's, for the executor's precision.
+        The backend's tolerance for the executor's precision.
     """
     network = executor.network
     answer, after = _answer(executor, images, labels)
@@ -273,7 +273,7 @@ def check_gradient(
     images, labels : numpy.ndarray
         The batch to be timed: float32 (N, C, H, W) and int64 (N,).
     tolerance : Tolerance
-        The backend's, for the executor's precision.
+        The backend's tolerance for the executor's precision.
     reference : mapping, optional
         The answer of ``proved``, if already known.
     statistics : mapping, optional
@@ -333,11 +333,11 @@ def _whole(name: str, network: Network, answers: tuple[Arrays, Arrays], precisio
 def _without_flips(
     whole: Check, executor: Executor, proved: Executor, batches: tuple[Arrays, Arrays], answer: Arrays
 ) -> Check:
-    """Repeat a check that failed at neighbouring weights, where other ReLUs flip, if any do.
+    """Repeat a failed check at neighbouring weights, where other ReLUs flip, if any do.
 
     The noise that measures a network's sensitivity may flip fewer ReLUs than the roundings of one
-    pass. A wrong gradient is wrong at each of the weights. A flip comes again at the same weights:
-    if the first answer does not, it was wrong.
+    pass. A wrong gradient is wrong at all weights. A flip recurs at the same weights: if the first
+    answer does not recur, it was wrong.
     """
 
     def check(found: Arrays, expected: Arrays) -> Check:

@@ -30,7 +30,7 @@ from d5suite.validate.arrays import read_arrays, write_arrays
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient import SATURATION
 from d5suite.validate.network.sensitivity import differentiate, gradient_errors
-from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
+from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2, whole_norm
 
 ELEMENTS = 4096
 """Elements, drawn at random, that represent a larger tensor. A wrong input or a missing update
@@ -54,7 +54,7 @@ class GradientReference:
     ----------
     loss : float
     gradients : mapping of str to numpy.ndarray
-        By parameter, `sampled`.
+        Gradients by parameter, `sampled`.
     norm : float
         Norm of the whole gradient.
     """
@@ -67,23 +67,22 @@ class GradientReference:
     def of(cls, values: Arrays, loss: str) -> GradientReference:
         """Split an executor's answer into the loss, under this name, and the gradients."""
         gradients = {name: value for name, value in values.items() if name != loss}
-        norm = math.sqrt(sum(float(np.vdot(value, value)) for value in gradients.values()))
-        return cls(float(values[loss]), sampled(gradients), norm)
+        return cls(float(values[loss]), sampled(gradients), whole_norm(gradients.values()))
 
 
 @dataclass(frozen=True)
 class GradientReferences:
-    """GradientReferences of timed gradients and steps.
+    """References for timed gradients and steps.
 
     Attributes
     ----------
     answers : sequence of GradientReference
-        Of the batches in rotation, then of the one that is fed after timing.
+        References for the batches in rotation, then for the batch fed after timing.
     source : str
-        Whose float64 executor gave them.
+        Backend and mode of the float64 executor that computed the answers.
     limit, loss_limit : float
         Accepted errors of a gradient and of a loss; see
-        `d5suite.validate.network.gradient.check_gradient`. They are a backend's own, and not
+        `d5suite.validate.network.gradient.check_gradient`. They are specific to a backend, and not
         recorded.
     """
 
@@ -145,7 +144,7 @@ def references(
     Raises
     ------
     ValidationError
-        If the last batch has the same loss as another one, which would hide a replayed answer.
+        If the last batch has the same loss as another batch, which would hide a replayed answer.
     """
     label, loss = network.require_loss()
     digest = hashlib.sha256()
@@ -180,7 +179,7 @@ def sampled(values: Arrays) -> dict[str, np.ndarray]:
 
 @functools.cache
 def _drawn(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Return indices per axis; they select elements of any layout without copying the tensor."""
+    """Draw indices, one array per axis; they select elements without copying the tensor."""
     size = math.prod(shape)
     return np.unravel_index(np.random.default_rng(size).integers(0, size, ELEMENTS), shape)
 
@@ -208,8 +207,8 @@ def check_finite(losses: Mapping[int, Sequence[float]]) -> Check:
 def fetch_sampled(executor: Executor, native: Native) -> dict[str, np.ndarray]:
     """Fetch loss and gradients one by one, and keep a sample of each.
 
-    Together they are as large as the network: allocating memory for all of them takes longer than a
-    step of some networks.
+    All gradients together are as large as the network: allocating memory for them takes longer than
+    a step of some networks.
 
     Parameters
     ----------
@@ -225,7 +224,7 @@ def fetch_sampled(executor: Executor, native: Native) -> dict[str, np.ndarray]:
     Raises
     ------
     ContractError
-        If one is missing or malformed.
+        If the loss or a gradient is missing or malformed.
     """
     network = executor.network
     loss = network.require_loss()[1]

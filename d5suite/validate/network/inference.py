@@ -59,7 +59,7 @@ class ExpectedOutputs:
     ----------
     evaluator : str
     outputs : list of dict of str to numpy.ndarray
-        One per batch, or for some of its samples.
+        Outputs for each batch, or for some of its samples.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ def _worst(answer: Arrays, expected: Arrays) -> np.ndarray:
 
 
 def _compare(name: str, answer: Arrays, expected: Arrays, rows: np.ndarray | None, tolerance: float) -> Check:
-    """Compare these samples of an answer, or all, with what is expected of them."""
+    """Compare an answer, or these samples of it, with the expected outputs."""
     errors = {key: relative_l2(answer[key][... if rows is None else rows], value) for key, value in expected.items()}
     if len(errors) > 1:
         return Check.worst(name, errors, tolerance)
@@ -161,9 +161,9 @@ def outputs_tolerance(
 ) -> float:
     """Return the accepted error of outputs: what a backend declares, or less in 16 bits.
 
-    A figure that suits deep networks lets a shallow one compute with weights of 3 bits, and float16
-    be bfloat16. So an error may be at most `ROUNDED` times what rounding the weights to this
-    precision changes in the outputs, computed in float32 by onnxruntime.
+    A tolerance that suits deep networks would let a shallow one compute with 3-bit weights, or with
+    bfloat16 instead of float16. So an error may be at most `ROUNDED` times what rounding the
+    weights to this precision changes in the outputs, computed in float32 by onnxruntime.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def outputs_tolerance(
     declared : float
         The backend's tolerance.
     threads : int
-        Of onnxruntime.
+        Threads for onnxruntime.
     """
     if precision not in ROUNDED:
         return declared
@@ -191,9 +191,9 @@ def outputs_tolerance(
 
 
 ROUNDED = {"bf16": 6.0, "fp16": 4.0}
-"""Times the change by rounded weights that an error of the outputs may be. Adapters on seven of the
-zoo's networks needed up to 2.5 in either; weights of 3 bits are off by 12 times and more, and
-float16 that is bfloat16 by 5 to 17 times."""
+"""Accepted error of the outputs, in multiples of the change that rounded weights cause. On seven of
+the zoo's networks, adapters needed up to 2.5 in either precision; 3-bit weights are off by 12 times
+or more, and bfloat16 instead of float16 by 5 to 17 times."""
 
 READING = 1e-5
 """Largest accepted relative L2 error between the graph d5suite reads and the file's. Both run on
@@ -210,7 +210,7 @@ def check_reading(
     path : Path
         An ``.onnx`` file.
     network : Network
-        Read from it, with its weights.
+        The network read from the file, with its weights.
     batch : numpy.ndarray
         See `Network.arrays`.
     threads : int
@@ -221,14 +221,14 @@ def check_reading(
     Returns
     -------
     str
-        Why they were not compared; empty if they agree.
+        Why the answers were not compared; empty if they agree.
 
     Raises
     ------
     ValidationError
-        If they differ.
+        If the answers differ.
     NetworkError
-        If the answer is not finite.
+        If the file's answer is not finite.
     """
     reason = _incomparable(path)
     if reason:
@@ -252,7 +252,7 @@ def check_reading(
 
 
 def _incomparable(path: Path) -> str:
-    """Return why a file's own answer differs from float32 inference of its graph, if it does."""
+    """Return why a file's own answer differs from float32 inference of its graph; else empty."""
     model = onnx.load(path, load_external_data=False)
     narrow = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
     kinds = {tensor.data_type for tensor in model.graph.initializer}
@@ -305,7 +305,7 @@ def check_inference(
     threads : int
         Thread budget of the evaluator.
     network : Network, optional
-        The executor's network with the weights that were loaded instead of its own.
+        The executor's network, with the weights that were loaded in place of the original ones.
     what : str
         What is compared, in the check's name.
     """

@@ -157,7 +157,7 @@ def outputs_as_written(network: Network, images: np.ndarray) -> dict[str, np.nda
     Raises
     ------
     NetworkError
-        If the evaluator cannot run it.
+        If the evaluator cannot run the file.
     """
     try:
         found = ReferenceEvaluator(network.model).run(list(network.outputs), network.arrays(images))
@@ -185,8 +185,8 @@ def inference(network: Network, images: np.ndarray, *, threads: int) -> tuple[np
     output : numpy.ndarray
         (N, classes).
     evaluator : str
-        ``"onnxruntime"`` (float32), or ``"onnx.reference"`` (float64) if that is not installed or
-        cannot run it.
+        ``"onnxruntime"`` (float32), or ``"onnx.reference"`` (float64) if onnxruntime is not
+        installed or cannot run the network.
     """
     (outputs,), evaluator = inferences(network, [images], threads=threads)
     return outputs[network.output], evaluator

@@ -21,8 +21,8 @@ from d5suite.validate.arrays import read_arrays, write_arrays
 from d5suite.validate.network.oracle import NetworkOracle
 
 DIRECTIONS = 2
-"""Random directions. Each weights every parameter tensor; the second guards against errors that
-cancel by chance."""
+"""Number of random directions. Each moves every parameter tensor; the second guards against errors
+that cancel by chance."""
 
 STEP = 5e-11
 """Step of the central difference along a direction whose derivative is about the root of the number
@@ -74,7 +74,7 @@ class NetworkReference:
         return any(self.doubts)
 
     def save(self, path: Path, key: str) -> None:
-        """Write it atomically; `key` identifies network and batch."""
+        """Write the answers atomically; `key` identifies network and batch."""
         with atomic_hdf5(path) as file:
             file.attrs["key"] = key
             file["loss"] = self.loss
@@ -114,7 +114,7 @@ def reference(network: Network, images: np.ndarray, labels: np.ndarray, gradient
     images, labels : numpy.ndarray
         float32 (n, C, H, W) and int64 (n,).
     gradients : mapping of str to numpy.ndarray
-        By parameter; their norms scale the directions.
+        Gradients by parameter; their norms scale the directions.
     """
     oracle = NetworkOracle(network, training=True)
     scales = _scales({name: gradients[name] for name in network.parameters})
@@ -128,7 +128,7 @@ def settled(expected: NetworkReference, network: Network, images: np.ndarray, la
     """Return the answers with each difference at the step whose two neighbours agree best with it.
 
     Small steps suffer from rounding of the loss, large ones from its curvature and kinks; in
-    between, the step does not matter. No backend's answer takes part.
+    between, the step does not matter. No backend's answer has an influence.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def settled(expected: NetworkReference, network: Network, images: np.ndarray, la
 
 
 def _size(network: Network, loss: np.ndarray) -> float:
-    """Return the size of a squared error above 1, in whose rounding plain steps would drown."""
+    """Return the factor on steps: a squared error if above 1, whose rounding hides plain steps."""
     return max(1.0, abs(float(loss))) if network.has_targets else 1.0
 
 

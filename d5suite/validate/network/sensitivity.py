@@ -3,9 +3,9 @@
 A rounding that flips a ReLU moves the gradients of all tensors before it by a step. The tolerance
 of the whole gradient of a deep network is therefore some percent, although most gradients are far
 closer to float64, and those behind the last ReLU are always close. So each tensor is also held to
-its own sensitivity, in error and in length. Flips are rare and lie elsewhere at other weights: a
-tensor that is off is taken again at a few neighbouring weights, and fails if it is off at each. So
-is the whole gradient (`d5suite.validate.network.gradient`).
+its own sensitivity, in error and in length. Flips are rare and occur elsewhere at other weights: a
+tensor that is off is compared again at a few neighbouring weights, and fails if it is off at each.
+So is the whole gradient (`d5suite.validate.network.gradient`).
 
 Imports the contract and NumPy; no framework.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from d5suite.levels.network import Arrays, Executor
 from d5suite.validate.check import Check
 from d5suite.validate.network.reference import NEGLIGIBLE
-from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
+from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2, whole_norm
 
 SENSITIVITY_NOISE = 32.0
 """Relative noise on the weights, in units of roundoff, that represents all roundings of a pass. It
@@ -66,12 +66,12 @@ class Sensitivity:
     Attributes
     ----------
     gradient : float
-        The largest of all tensors.
+        How far the most sensitive tensor's gradient moves.
     loss : float
     own : mapping of str to float
-        Each tensor's.
+        How far each tensor's gradient moves.
     lengths : mapping of str to float
-        How far each tensor's length moves.
+        How far the length of each tensor's gradient moves.
     """
 
     gradient: float
@@ -83,7 +83,7 @@ class Sensitivity:
     def measure(
         cls, proved: Executor, arrays: Arrays, expected: Arrays, precision: str, roundings: float = 1.0
     ) -> Sensitivity:
-        """Measure it in float64, with noise of some roundoffs of a precision on the weights.
+        """Measure the sensitivity in float64, with noise of some roundoffs on the weights.
 
         Parameters
         ----------
@@ -92,10 +92,10 @@ class Sensitivity:
         arrays : mapping of str to numpy.ndarray
             The batch.
         expected : mapping of str to numpy.ndarray
-            Its loss and gradients.
+            The batch's loss and gradients.
         precision : str
         roundings : float
-            Times the usual noise: see `Tolerance`.
+            Factor on the usual noise; see `Tolerance`.
         """
         network, roundoff = proved.network, UNIT_ROUNDOFF[precision]
         loss = network.require_loss()[1]
@@ -143,8 +143,8 @@ def check_each_gradient(
         Loss and gradients of each executor.
     sensitivity : Sensitivity
     roundings : float
-        Times the usual noise that stands for the executor's roundings, if the usual one is not
-        enough.
+        Factor on the noise that represents the executor's roundings, used if the usual noise does
+        not suffice.
     """
     names, roundoff = executor.network.parameters, UNIT_ROUNDOFF[executor.precision]
     sizes = {each: executor.network.initializers[each].size for each in names}
@@ -179,7 +179,7 @@ def check_each_gradient(
 def neighbours(
     executor: Executor, proved: Executor, batches: tuple[Arrays, Arrays], draws: int = POINTS - 1
 ) -> Generator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]], None, None]:
-    """Differentiate both executors at neighbouring weights, which they do not keep.
+    """Differentiate both executors at neighbouring weights; restore the weights at the end.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def gradient_errors(found: Arrays, expected: Arrays, roundoff: float) -> dict[st
     Parameters
     ----------
     found, expected : mapping of str to numpy.ndarray
-        By parameter.
+        Gradients by parameter.
     roundoff : float
         Unit roundoff of the precision of ``found``.
     """
@@ -232,14 +232,14 @@ def tensor_errors(
     Parameters
     ----------
     found, expected : mapping of str to numpy.ndarray
-        By parameter; other entries are ignored.
+        Gradients by parameter; other entries are ignored.
     names : iterable of str
         The parameters.
     roundoff : float
         Unit roundoff of the precision of ``found``.
     """
     names = list(names)
-    whole = math.sqrt(sum(float(np.vdot(expected[name], expected[name])) for name in names))
+    whole = whole_norm(expected[name] for name in names)
     remainder = (CANCELLED if roundoff < UNIT_ROUNDOFF["fp16"] else CANCELLED_16) * roundoff * whole
     errors = {}
     for name in names:

@@ -33,7 +33,7 @@ rounding errors of random sign (Higham, "Accuracy and Stability of Numerical Alg
 to TF32, exceed it many times."""
 
 RERUNS = 4
-"""Repeated calls on the same inputs, to test determinism."""
+"""Number of repeated calls on the same inputs, to test determinism."""
 
 RERUN_TIME_S = 1.0
 """Seconds after which no further repetition starts."""
@@ -86,7 +86,7 @@ class Findings:
     call : callable
         The checked native call, which is timed.
     arguments : sequence
-        Its native arguments.
+        The call's native arguments.
     first_call_s : float
         Seconds of the first call, with tracing and compilation; backward also with the recorded
         forward pass.
@@ -99,9 +99,9 @@ class Findings:
     limit : callable
         Returns the tolerance of a type.
     feed : callable
-        Makes other arguments of the call by number.
+        Takes a number, and makes other arguments of the call.
     another : callable
-        Makes other inputs by number, from 1, and computes the expected answer in float64.
+        Takes a number, from 1; makes other inputs and computes the expected answer in float64.
     evidence : Evidence or None
         The first wrong tensor.
     """

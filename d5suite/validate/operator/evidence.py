@@ -27,7 +27,7 @@ def save_heat_map(path: Path, title: str, answer: np.ndarray, expected: np.ndarr
         A PNG file.
     title : str
     answer, expected : numpy.ndarray
-        Of the same shape, with any number of axes.
+        Arrays of the same shape, with any number of axes.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -12,6 +12,7 @@ import onnx
 import onnx.inliner
 
 from d5suite.errors import NetworkError
+from d5suite.network.graph_edits import copy_of
 from d5suite.network.operation import PRECISIONS, Operation
 from d5suite.validate.oracle import evaluator
 
@@ -42,8 +43,7 @@ class OperatorOracle:
         self._double = {
             name for name in operation.node.inputs if name and operation.dtypes[name] in PRECISIONS.values()
         }
-        model = onnx.ModelProto()
-        model.CopyFrom(operation.model)
+        model = copy_of(operation.model)
         if operation.custom is not None:
             model = onnx.inliner.inline_local_functions(model)
         for info in model.graph.input:

@@ -114,7 +114,7 @@ AXES: Mapping[str, tuple[Cut, ...]] = {
     "LRN": (_IMAGES,),
     "MaxPool": (_IMAGES, _CHANNELS),
 }
-"""Independent axes by operator; those of other operators depend on attributes or shapes."""
+"""Independent axes by operator; the axes of other operators depend on attributes or shapes."""
 
 
 def size(operation: Operation) -> float:

@@ -20,13 +20,14 @@ from d5suite.network.operation import Operation
 from d5suite.network.work import multiply_accumulates
 
 PROJECTED_FROM = 1e10
-"""Multiply-accumulates from which a Gemm is checked so: about 1 s in float64 on two cores."""
+"""Multiply-accumulates from which a Gemm is checked along random directions: about 1 s in float64
+on two cores."""
 
 DIRECTIONS = 2
-"""Random directions."""
+"""Number of random directions."""
 
 ROWS = 8
-"""Random rows computed in full."""
+"""Number of random rows that are computed in full."""
 
 
 class Product(NamedTuple):

@@ -18,8 +18,8 @@ from d5suite.validate.operator.oracle import OperatorOracle, direction
 from d5suite.validate.operator.pieces import in_pieces, is_large
 
 DIRECTIONS = 2
-"""Random directions per input, or for all inputs of a large operation together. The second guards
-against errors that cancel by chance."""
+"""Number of random directions per input, or for all inputs of a large operation together. The
+second guards against errors that cancel by chance."""
 
 TOGETHER = -1
 """Key of all differentiable inputs together, instead of an input's number."""

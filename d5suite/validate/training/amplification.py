@@ -51,7 +51,7 @@ class FirstSteps:
     ----------
     run : Trajectory
     rates : sequence of float
-        Its learning rates, as `train` takes them.
+        The run's learning rates, as `train` takes them.
     loss_limit : float
         Accepted error of each loss.
     parameter_limit : float
@@ -75,7 +75,7 @@ class ProvedRun:
     losses, tolerances : numpy.ndarray
         Losses of the first timed steps and their accepted errors.
     first : FirstSteps
-        Its parameters are `sampled`.
+        The first few steps, with `sampled` parameters.
     """
 
     source: str
@@ -120,7 +120,7 @@ class TrainingComparison:
     runs : sequence of Trajectory
         Runs of ``exact`` over the first few and over all batches, from the initial state.
     tolerances : mapping of str to Tolerance
-        The backend's, by precision.
+        The backend's tolerances, by precision.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ def check_steps(
     batches : sequence
         One per step.
     tolerance : Tolerance
-        The backend's, for the trainer's precision.
+        The backend's tolerance for the trainer's precision.
     """
     executor = trainer.executor
     network, precision, optimizer = executor.network, executor.precision, trainer.optimizer
@@ -361,5 +361,5 @@ def check_steps(
 
 
 def _held(value: np.ndarray, precision: str) -> np.ndarray:
-    """Round values to the type of a precision's parameters: float32, unless it is float64."""
+    """Round values to the type of a precision's parameters: float64 for fp64, else float32."""
     return value.astype(np.float64 if precision == "fp64" else np.float32).astype(np.float64)

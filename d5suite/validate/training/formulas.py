@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from d5suite.levels.training import LEARNING_RATE, STEPS
 from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from d5suite.validate.norms import whole_norm
 
 OptimizerState = dict[str, np.ndarray]
 """As in `d5suite.levels.training.Trainer.state`; empty before the first step."""
@@ -65,7 +65,7 @@ def _clip(optimizer: Optimizer, gradients: dict[str, np.ndarray]) -> dict[str, n
         limit = optimizer.clip_value
         gradients = {name: np.clip(value, -limit, limit) for name, value in gradients.items()}
     if optimizer.clip_norm:
-        norm = math.sqrt(sum(float(np.vdot(value, value)) for value in gradients.values()))
+        norm = whole_norm(gradients.values())
         if norm > optimizer.clip_norm:
             gradients = {name: value * (optimizer.clip_norm / norm) for name, value in gradients.items()}
     return gradients

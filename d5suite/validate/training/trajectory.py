@@ -5,7 +5,6 @@ Imports h5py, NumPy and the contract; no framework.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,13 +21,8 @@ from d5suite.levels.training import LOSS_SCALE, STEPS, Trainer
 from d5suite.optimizers.settings import Optimizer
 from d5suite.validate.arrays import read_arrays, write_arrays
 from d5suite.validate.check import Check
-from d5suite.validate.norms import relative_l2
+from d5suite.validate.norms import ROUNDING, relative_errors, relative_l2
 from d5suite.validate.training.formulas import update
-
-ROUNDING = 1e-6
-"""A tensor's error after training is relative to its own norm, or to this fraction of all tensors'
-norm if that is larger: a convolution bias before BatchNormalization is mere rounding, about 1e-16
-of the other tensors."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ def load_runs(path: Path) -> tuple[dict[int, Trajectory], str]:
     Raises
     ------
     JobError
-        If the file is missing or holds no such runs; of parameters, when they are first needed.
+        If the file is missing or holds no such runs; for parameters, when they are first needed.
     """
     try:
         with h5py.File(path, "r") as file:
@@ -137,7 +131,7 @@ def train(
         Learning rates of the first steps; the last one applies to all later steps. By default the
         optimizer's own.
     accumulate : int
-        BatchList per step.
+        Batches per step.
     back_to_back : bool
         Whether to issue steps without synchronizing and fetch losses at the end; not in ``fp16``.
     restore : bool
@@ -182,7 +176,7 @@ def train(
 
 
 def loss_of(executor: Executor, native: Native, loss: str) -> float:
-    """Fetch a step's loss, which has this name."""
+    """Fetch a step's loss; ``loss`` is its name."""
     answer = executor.fetch(native)
     require_answer(executor, "trainer.loss", answer, {loss: ()})
     return float(answer[loss])
@@ -211,7 +205,7 @@ def train_by_formula(
 ) -> Trajectory:
     """Make the same run as `train` with the executor's gradients and the update formula in NumPy.
 
-    ``state`` receives the optimizer's final state; the other arguments are those of `train`.
+    ``state`` receives the optimizer's final state; the other arguments are as in `train`.
     """
     network = executor.network
     label, loss = network.require_loss()
@@ -269,8 +263,4 @@ def check_trajectory(
 
 def parameter_errors(found: Trajectory, expected: Trajectory) -> dict[str, float]:
     """Return each tensor's error after two runs, relative to its norm or to `ROUNDING`."""
-    whole = math.sqrt(sum(float(np.vdot(v, v)) for v in expected.parameters.values()))
-    return {
-        key: relative_l2(found.parameters[key], value, floor=ROUNDING * whole)
-        for key, value in expected.parameters.items()
-    }
+    return relative_errors(found.parameters, expected.parameters, ROUNDING)

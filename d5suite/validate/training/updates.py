@@ -18,27 +18,27 @@ from d5suite.optimizers.settings import Optimizer
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient_references import GradientReference, sampled, scaled
 from d5suite.validate.network.reference import NEGLIGIBLE
-from d5suite.validate.norms import UNIT_ROUNDOFF
+from d5suite.validate.norms import UNIT_ROUNDOFF, whole_norm
 from d5suite.validate.training.formulas import OptimizerState, update
 
 NARROW = (1 << 13) - 1
-"""Mask of the bits that float32 has and float16 has not."""
+"""Mask of the significand bits that float32 has and float16 lacks."""
 
 NARROW_SHARE = 0.5
 """Accepted share of numbers without these bits."""
 
 FEWEST = 64
-"""Fewest numbers that show how they are held."""
+"""Fewest numbers from which `check_width` can tell their type."""
 
 ROUNDINGS = 4
-"""Roundings that decay must move the parameters for its share to show: steps of less than half a
-rounding change nothing."""
+"""Least distance, in roundings, that decay must move the parameters to be checked: steps of less
+than half a rounding change nothing."""
 
 LEFT_OUT = 0.5
 """Accepted share of the decay that a step leaves out, or adds."""
 
 SURE = 6.0
-"""Standard deviations of the part of a random error that lies along one direction."""
+"""Accepted standard deviations of a random error's component along one direction."""
 
 LEAST_MOVED = 0.5
 """Fraction of the float64 run's distance that the parameters of a network with Dropout must move.
@@ -103,11 +103,11 @@ def check_decay(
 ) -> Iterator[Check]:
     """Check that a step has decayed vectors, and all other tensors.
 
-    Decay is a small part of a step, less than the accepted error of an update. But the error of a
-    step that leaves it out lies along the parameters, and those of roundings lie in random
-    directions: over all vectors together, and all other tensors, its share is exact. An error in
-    random directions reaches `SURE` times its mean in none of a million steps. Yields nothing where
-    decay moves parameters by less than a few roundings, or where a sample of the gradient does not
+    Decay is a small part of a step, less than the accepted error of an update. But a step that
+    leaves it out has an error along the parameters, whereas rounding errors have random directions:
+    over all vectors together, and over all other tensors, the share left out is exact. An error in
+    random directions exceeds `SURE` less than once in a million steps. Yields nothing where decay
+    moves parameters by less than a few roundings, or where a sample of the gradient does not
     suffice for clipping.
 
     Parameters
@@ -129,11 +129,11 @@ def check_decay(
         keys = [key for key in expected if (initial[key].ndim <= 1) is are_vectors]
         decay = {key: undecayed[key] - expected[key] for key in keys}
         error = {key: after[key] - expected[key] for key in keys}
-        moved = _norm(decay)
-        if moved <= ROUNDINGS * roundoff * _norm({key: start[key] for key in keys}):
+        moved = whole_norm(decay.values())
+        if moved <= ROUNDINGS * roundoff * whole_norm(start[key] for key in keys):
             continue
         share = sum(float(np.vdot(error[key], decay[key])) for key in keys) / moved**2
-        rest = _norm({key: error[key] - share * decay[key] for key in keys})
+        rest = whole_norm(error[key] - share * decay[key] for key in keys)
         chance = rest / moved / math.sqrt(sum(int(np.count_nonzero(value)) for value in decay.values()))
         sure = max(abs(share) - SURE * chance, 0.0) if math.isfinite(share) else math.inf
         yield Check(f"decay of {kind} left out by {name}", sure, LEFT_OUT, f"{share:.0%} of it")
@@ -157,8 +157,8 @@ def _formula(
 def check_width(name: str, state: OptimizerState) -> Check:
     """Check that an optimizer in float32 holds its state in float32.
 
-    Numbers that were rounded to bfloat16 or float16 end in 13 zeros or more; of others one in 8,192
-    does.
+    Numbers that were rounded to bfloat16 or float16 end in 13 zeros or more; of other numbers, one
+    in 8,192 does.
     """
     arrays = [np.asarray(value, np.float32).ravel() for key, value in state.items() if "/" in key]
     bits = np.concatenate([value[value != 0].view(np.uint32) for value in arrays] or [np.zeros(0, np.uint32)])
@@ -187,7 +187,7 @@ def check_parameters(
     name : str
         What is compared with what.
     executor : Executor
-        Its precision was used.
+        The executor whose precision was used.
     found, expected : mapping of str to numpy.ndarray
     moved : mapping of str to numpy.ndarray
         How far the expected parameters moved.
@@ -204,7 +204,7 @@ def check_parameters(
 def check_distances(name: str, precision: str, apart: Arrays, moved: Arrays, magnitudes: Arrays, limit: float) -> Check:
     """Compare differences, beyond rounding, with the distance moved; see `check_parameters`."""
     roundoff = UNIT_ROUNDOFF["fp64" if precision == "fp64" else "fp32"]
-    whole = _norm(moved)
+    whole = whole_norm(moved.values())
     errors = {}
     for key, difference in apart.items():
         rounding = 4 * roundoff * float(np.linalg.norm(magnitudes[key])) + 2 * roundoff * whole
@@ -216,12 +216,7 @@ def check_distances(name: str, precision: str, apart: Arrays, moved: Arrays, mag
 
 def check_moved(name: str, executor: Executor, found: Arrays, start: Arrays, moved: Arrays) -> Check:
     """Check that parameters moved at least `LEAST_MOVED` of the expected distance."""
-    own = _norm(scaled(executor, {key: found[key] - value for key, value in start.items()}))
-    expected = _norm(scaled(executor, moved))
+    own = whole_norm(scaled(executor, {key: found[key] - value for key, value in start.items()}).values())
+    expected = whole_norm(scaled(executor, moved).values())
     fraction = own / expected if expected else 1.0
     return Check(name, max(0.0, 1.0 - fraction) if math.isfinite(fraction) else math.inf, LEAST_MOVED)
-
-
-def _norm(values: Arrays) -> float:
-    """Return the norm of all arrays together."""
-    return math.sqrt(sum(float(np.vdot(value, value)) for value in values.values()))

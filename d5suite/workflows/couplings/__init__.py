@@ -20,7 +20,7 @@ message, or (with a buffer of one message) it replaces the only one."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class CouplingKind:
     """A kind of coupling, known without importing it.
 
     Attributes
@@ -57,21 +57,21 @@ INSTALL_ADIOS2 = "pip install 'd5suite[adios2]'"
 SENT = "a message that was sent cannot be taken back"
 NEWEST = "of a stream that is read, SST discards the newest step, and never an older one"
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, CouplingKind] = {
     kind.name: kind
     for kind in (
-        Kind("files", "HDF5 files, one per step"),
-        Kind("memory", "shared memory", hosts=False),
-        Kind("messages", "messages of the communicator", policies=(BLOCK,), why_not=SENT),
-        Kind("sockets", "TCP sockets"),
-        Kind("redis", "Redis", ("redis",), ("redis-server",), INSTALL_REDIS, hosts=False),
-        Kind("adios2", "ADIOS2 (SST)", ("adios2",), (), INSTALL_ADIOS2, (BLOCK,), NEWEST, threads=False),
+        CouplingKind("files", "HDF5 files, one per step"),
+        CouplingKind("memory", "shared memory", hosts=False),
+        CouplingKind("messages", "messages of the communicator", policies=(BLOCK,), why_not=SENT),
+        CouplingKind("sockets", "TCP sockets"),
+        CouplingKind("redis", "Redis", ("redis",), ("redis-server",), INSTALL_REDIS, hosts=False),
+        CouplingKind("adios2", "ADIOS2 (SST)", ("adios2",), (), INSTALL_ADIOS2, (BLOCK,), NEWEST, threads=False),
     )
 }  # fmt: skip
 """Kinds of couplings by name."""
 
 
-def known(name: str, where: str = "") -> Kind:
+def known(name: str, where: str = "") -> CouplingKind:
     """Return the kind of this name.
 
     Raises

@@ -98,7 +98,7 @@ class Account:
     wait_s, move_s : float
         Seconds in which it waited for the other side, and in which it copied.
     latencies_s : list of float
-        Of the reader: from the beginning of writing to the end of reading, by message.
+        For the reader, by message: from the start of writing to the end of reading.
     moves_s : list of float
         Seconds of copying, by message.
     """
@@ -141,7 +141,7 @@ class Channel:
     ----------
     coupling : str
     number : int
-        Of the coupling in its workflow, which makes tags and names unique.
+        Number of the coupling in the workflow; it makes tags and names unique.
     fields : mapping of str to Field
     writer, reader : int
         Ranks in their components.
@@ -230,7 +230,7 @@ class End:
         """Connect with the other end, once both exist."""
 
     def finish(self) -> None:
-        """Release everything, once the other end needs nothing more."""
+        """Release all resources, once the other end no longer needs them."""
 
     def _note(self, number: int, arrays: Mapping[str, np.ndarray]) -> None:
         if self.channel.marks.proving:

@@ -24,11 +24,11 @@ def test_two_ranks_train_in_an_order_and_the_record_says_how_it_was_kept(tmp_pat
     recipe = str(ROOT / "recipes" / "test_digits_lenet.py")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", recipe, "-k", "distributed_step"]
     options = ["--ranks", "2", "--scheme", "all_reduce,all_reduce:cross_barrier=true,parameter_server,gossip",
-               "--order", "tic", "--slice", "20000"]  # fmt: skip
+               "--order", "tic", "--slice", "20000", "--benchmark-max-time", "0.05"]  # fmt: skip
     done = subprocess.run(
         [*command, "--backend", "torch", "--communicator", "gloo", "--oversubscribe", "--jobs", "jobs", *options,
          "--benchmark-json", "out.json"],
-        cwd=tmp_path, capture_output=True, text=True, env=plugin_environment(), timeout=300,
+        cwd=tmp_path, capture_output=True, text=True, env=plugin_environment(), timeout=600,
     )  # fmt: skip
     assert done.returncode == 1 and "3 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "gossip cannot honour order: a rank sends all its weights in one message" in done.stdout

@@ -15,7 +15,7 @@ import pytest
 
 from d5suite.cli import main
 from d5suite.distributed.calls import CALLS
-from tests.conftest import plugin_environment
+from tests.conftest import made_once, plugin_environment
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "results" / "schema.json").read_text())
@@ -45,21 +45,24 @@ def _run(folder: Path, file: Path, *options: str, **environment: str) -> subproc
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file), "--communicator", "gloo"]
     return subprocess.run(
         [*command, "--jobs", "jobs", "--oversubscribe", *options], cwd=folder, capture_output=True, text=True,
-        env=plugin_environment() | environment, timeout=300,
+        env=plugin_environment() | environment, timeout=600,
     )  # fmt: skip
 
 
-def _records(path: Path) -> dict[str, dict[str, Any]]:
+def _records(path: Path, measurement: str = "") -> dict[str, dict[str, Any]]:
+    """Return the records by backend and ranks, of all measurements or of one."""
     result = json.loads(path.read_text())
     jsonschema.validate(result, SCHEMA)
-    return {bench["param"]: bench["extra_info"]["d5suite"] for bench in result["benchmarks"]}
+    found = [(bench["param"], bench["extra_info"]["d5suite"]) for bench in result["benchmarks"]]
+    return {name: info for name, info in found if measurement in ("", info["measurement"])}
 
 
 @needs_torch
 def test_two_ranks_measure_a_collective_by_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "test_small.py"
     file.write_text(COLLECTIVES)
-    done = _run(tmp_path, file, "--ranks", "1,2", "--algorithm", "native,ring", "--benchmark-json", "out.json")
+    done = _run(tmp_path, file, "--ranks", "1,2", "--algorithm", "native,ring", "--benchmark-max-time", "0.02",
+                "--benchmark-json", "out.json")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed, 1 skipped" in done.stdout
     assert done.stdout.count(" all_reduce/collectives ") == 2  # each row names its collective
@@ -106,15 +109,30 @@ def test_a_collective_that_lies_is_a_failure(tmp_path: Path) -> None:
     assert "all_reduce of 4 bytes vs known numbers: relative error 1 exceeds 0" in done.stdout, done.stdout
 
 
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with steps and trainings of one rank and of two: the same workers measure both."""
+
+    def make() -> str:
+        folder = tmp_path_factory.mktemp("both")
+        source = (ROOT / "recipes" / "test_digits_lenet_ranks.py").read_text()
+        source = source.replace("target=0.97, epochs=60, runs=3", "target=0.5, epochs=20, runs=2")
+        source = source.replace('"distributed_accuracy",', '"distributed_step", "distributed_accuracy"')
+        (folder / "test_digits.py").write_text(source)
+        done = _run(
+            folder, folder / "test_digits.py", "--ranks", "1,2", "--scheme", "all_reduce,asynchronous",
+            "--backend", "torch", "--benchmark-max-time", "0.05", "--benchmark-json", "out.json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(folder)
+
+    return Path(made_once(tmp_path_factory, "runs-both", make))
+
+
 @needs_torch
 @pytest.mark.slow
-def test_steps_of_one_and_two_ranks_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = _run(
-        tmp_path, ROOT / "recipes" / "test_digits_lenet.py", "--ranks", "1,2", "--scheme", "all_reduce,asynchronous",
-        "--backend", "torch", "--benchmark-max-time", "0.1", "--benchmark-json", "out.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = _records(tmp_path / "out.json")
+def test_steps_of_one_and_two_ranks_scale(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _records(both / "out.json", "distributed_step")
     alone = found["torch-all_reduce-local-1"]
     assert len(found) == 3 and alone["distributed"]["bytes_per_step"] == 0 and "scaling" not in alone
     for name, trainers in (("all_reduce", 2), ("asynchronous", 1)):
@@ -131,8 +149,8 @@ def test_steps_of_one_and_two_ranks_scale(tmp_path: Path, capsys: pytest.Capture
         assert (parts["waiting_s"] is None) == (name == "asynchronous")
         assert all(each["peak_memory_bytes"] > 1 << 20 for each in facts["ranks"])
         assert facts["bytes_per_step"] > 0 and facts["straggler_ratio"] >= 1
-    assert (tmp_path / "out.digits_lenet.png").read_bytes().startswith(PICTURE)
-    assert main(["compare", str(tmp_path / "out.json")]) == 0
+    assert (both / "out.digits_lenet_ranks.png").read_bytes().startswith(PICTURE)
+    assert main(["compare", str(both / "out.json")]) == 0
     assert "% weak" in capsys.readouterr().out
 
 
@@ -140,41 +158,35 @@ def test_steps_of_one_and_two_ranks_scale(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.slow
 def test_strong_scaling_divides_the_batch(tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "test_digits_lenet.py"
-    options = ("--ranks", "1,2", "--scaling", "strong", "--backend", "torch", "--benchmark-max-time", "0.1")
-    done = _run(tmp_path, recipe, *options, "--benchmark-json", "out.json")
+    options = ("--scaling", "strong", "--backend", "torch", "--benchmark-max-time", "0.05")
+    done = _run(tmp_path, recipe, *options, "--ranks", "1,2", "--benchmark-json", "out.json")
     assert done.returncode == 0, done.stdout + done.stderr
     alone, together = _records(tmp_path / "out.json").values()
     assert (alone["batch_size"], together["batch_size"]) == (32, 16)
     assert together["scaling"]["mode"] == "strong"
-    done = _run(tmp_path, recipe, *options, "--batch-size", "7")
+    done = _run(tmp_path, recipe, *options, "--ranks", "2", "--batch-size", "7")
     assert "a batch of 7 cannot be divided among 2 ranks" in done.stdout
 
 
 @needs_torch
 @pytest.mark.slow
-def test_ranks_are_trained_to_a_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "test_digits.py"
-    source = (ROOT / "recipes" / "test_digits_lenet_ranks.py").read_text()
-    file.write_text(source.replace("target=0.97, epochs=60, runs=3", "target=0.5, epochs=20, runs=2"))
-    done = _run(
-        tmp_path, file, "--ranks", "1,2", "--scheme", "all_reduce,gossip,asynchronous", "--backend", "torch",
-        "--benchmark-json", "out.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = _records(tmp_path / "out.json")
-    assert len(found) == 4
+def test_ranks_are_trained_to_a_target(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _records(both / "out.json", "distributed_accuracy")
+    assert len(found) == 3
     for name, info in found.items():
-        assert info["measurement"] == "distributed_accuracy" and info["target"]["value"] == 0.5
+        assert info["target"]["value"] == 0.5
         for run in info["runs"]:
             trainers, epochs = info["distributed"]["trainers"], run["epochs"]
             assert run["top-1 accuracy"] >= 0.5 and run["steps"] % epochs == 0
             assert run["samples"] == run["steps"] * 32 * trainers
             assert run["bytes"] == pytest.approx(info["distributed"]["bytes_per_step"] * run["steps"])
             assert (run["bytes"] == 0) == name.endswith("local-1")
-    with h5py.File(tmp_path / "out.h5") as series:
-        assert all({"run_0_seconds", "run_0_bytes", "run_0_top-1 accuracy"} <= set(group) for group in series.values())
-    assert (tmp_path / "out.digits_lenet_ranks.accuracy.png").read_bytes().startswith(PICTURE)
-    assert main(["compare", str(tmp_path / "out.json")]) == 0
+    with h5py.File(both / "out.h5") as series:
+        trained = [group for group in series.values() if "distributed_accuracy" in group.attrs["fullname"]]
+        assert len(trained) == 3
+        assert all({"run_0_seconds", "run_0_bytes", "run_0_top-1 accuracy"} <= set(group) for group in trained)
+    assert (both / "out.digits_lenet_ranks.accuracy.png").read_bytes().startswith(PICTURE)
+    assert main(["compare", str(both / "out.json")]) == 0
     assert "GB sent" in capsys.readouterr().out
 
 

@@ -35,6 +35,7 @@ BACKEND = replace(
         "dropped": "level 0: Softmax's gradient lacks the term of the sum",
         "half": "level 0: matrix products add up in float16",
         "crash": "level 0: Softmax dies of SIGSEGV",
+        "named": "level 0: each operation has the mistake that its name says",
         "unbiased": "running variances are of the unbiased kind",
         "inside": "the velocity contains the learning rate",
         "detached": "the gradient lacks the term of a sum's second operand",

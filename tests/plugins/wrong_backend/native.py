@@ -63,7 +63,7 @@ class Served(FrameworkScheme):
 
     @classmethod
     def meet(cls, meeting: Any, settings: Any) -> Callable[[], None]:
-        return right.meet(meeting)
+        return right.ProcessGroup.meet(meeting, settings)
 
     def step(self, feed: Any) -> Any:
         replica: Any = self.replica

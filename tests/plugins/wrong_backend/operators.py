@@ -19,16 +19,17 @@ __all__ = ["OPERATORS", "Operator"]
 class Operator(right.Operator):
     def __init__(self, operation: Operation, *, mode: str, device: str) -> None:
         node, kind = operation.node, operation.node.op_type
-        if mode == "off_by_one" and kind == "Conv":
+        self._mistake = mistake = operation.name.rpartition(".")[2] if mode == "named" else mode
+        if mistake == "off_by_one" and kind == "Conv":
             top, left, bottom, end = node.attributes["pads"]
             operation.node = replace(
                 node, attributes={**node.attributes, "pads": [top + 1, left + 1, bottom - 1, end - 1]}
             )
-        if mode == "axis" and kind == "Softmax":
+        if mistake == "axis" and kind == "Softmax":
             operation.node = replace(node, attributes={**node.attributes, "axis": node.attributes["axis"] - 1})
         super().__init__(operation, mode=mode, device=device)
         self._first: list[Any] = []
-        if mode == "half" and kind == "Gemm" and operation.precision == "fp32":
+        if mistake == "half" and kind == "Gemm" and operation.precision == "fp32":
             self.forward = _half
         if mode == "unsynchronized" and kind == "MatMul":
             pool, inner = ThreadPoolExecutor(1), self.forward
@@ -40,7 +41,7 @@ class Operator(right.Operator):
             self.forward = lambda *inputs: _overwrite(held, native(*inputs))
         if mode == "noisy" and operation.precision == "fp32":
             self.forward = lambda *inputs: native(*inputs) * (1 + 1e-6 * torch.randn(()))
-        if mode == "crash" and kind == "Softmax":
+        if mistake == "crash" and kind == "Softmax":
             self.forward = lambda *inputs: os.kill(os.getpid(), signal.SIGSEGV)
 
     def feed(self, arrays: Any) -> Any:
@@ -61,7 +62,7 @@ class Operator(right.Operator):
         return [value.astype("float64") for value in answer] if wide else answer
 
     def backward(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        if self.mode == "dropped" and self.operation.node.op_type == "Softmax":
+        if self._mistake == "dropped" and self.operation.node.op_type == "Softmax":
             y = self.forward(*inputs)
             return lambda dy: (y * dy,)
         call = super().backward(inputs)

@@ -61,7 +61,8 @@ class Trainer(right.Trainer):
             values = {name: value * ("/" not in name) for name, value in values.items()}
         super().load_state(values)
         if self.executor.mode == "loaded_view":
-            for slot, native in self._slots():
+            for slot in self.optimizer.slots:
+                native = right._SLOTS[self.optimizer.name][slot]
                 for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
                     view = torch.from_numpy(values[f"{slot}/{name}"])
                     if view.dtype == tensor.dtype:

@@ -26,7 +26,7 @@ from d5suite.report.study import pdf
 from d5suite.report.study.chapters import compose
 from d5suite.report.study.claims import say
 from d5suite.report.study.doubts import threats
-from d5suite.report.study.figures import RULES, Figure, RawData, check_report
+from d5suite.report.study.figures import RULES, RawData, StatedFigure, check_report
 from d5suite.report.study.gathered import gather_study
 from d5suite.study.state import COMMIT, WITH_CHANGES, RunState, read_state, sha256_of
 from tests.report.pages import OPERATORS, RANKS, SMOKE, content, record, settle
@@ -283,7 +283,7 @@ def test_tables_and_csv_files_say_the_same(study: Path) -> None:
             assert len(lines) == len(table.rows) + 1
             for line, row in zip(lines[1:], table.rows, strict=True):
                 values = [float(each) for each in line if re.fullmatch(r"[\d.e+-]+", each)]
-                figures = [each.value for cell in row for each in cell.parts if isinstance(each, Figure)]
+                figures = [each.value for cell in row for each in cell.parts if isinstance(each, StatedFigure)]
                 assert values == pytest.approx(figures)
                 seen += len(values)
     assert seen > 20

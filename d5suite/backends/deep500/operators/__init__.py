@@ -1,13 +1,13 @@
 """ONNX operators as deep500's NumPy operators, by family, and level 0 on them.
 
-A factory has the name of its operator, such as ``conv_transpose``, or stands in the dict
+A factory has the name of its operator, such as ``conv_transpose``, or is an entry in the dict
 ``OPERATORS`` of its family's module.
 
 A factory ``(node, context)`` reads a node's attributes once and returns a deep500 operator. Its
 ``forward`` takes the inputs that `operands` names; its ``backward`` returns their gradients. An
-operator with several outputs returns a list: ONNX's first and then, as in deep500's
-BatchNormalization, values that its ``backward`` needs. deep500 0.2.0's own operator does the work
-wherever its result is ONNX's; each class or factory that replaces one says what is wrong with it.
+operator with several outputs returns a list: ONNX's outputs first and then, as in deep500's
+BatchNormalization, the values that ``backward`` needs. deep500 0.2.0's own operator does the work
+wherever it gives ONNX's result; a class or factory that replaces one says what is wrong there.
 Imports the families beside it.
 """
 

@@ -24,7 +24,7 @@ CustomOperator = Any
 Factory = Callable[[Node, "Context"], CustomOperator]
 
 Backward = Callable[[np.ndarray, Sequence[np.ndarray], np.ndarray], Sequence[Any]]
-"""Gradient of the output, inputs and output to the gradients of the inputs."""
+"""Maps the output's gradient, the inputs and the output to the inputs' gradients."""
 
 
 def positions(node: Node) -> list[int]:
@@ -130,12 +130,12 @@ def cropped(padded: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray
 
 
 def widths(w: Window) -> list[tuple[int, int]]:
-    """Return the argument of `numpy.pad` with which every window fits into an image."""
+    """Return the argument of `numpy.pad` that pads images so that every window fits."""
     return [(0, 0), (0, 0), *w.pads]
 
 
 def taps(w: Window) -> list[Any]:
-    """Return, for each cell of the window, the index of its cells of the padded image."""
+    """Return, for each cell of the window, an index of the pixels it covers in the padded image."""
     return [(..., *tap) for tap in w.taps()]
 
 

@@ -36,7 +36,7 @@ def conv(node: Node, context: Context) -> CustomOperator:
 
 
 class _VectorisedConv(deep500.CustomPythonOp):
-    """Convolution as a sum over the kernel's cells of matrix products of weights and pixels."""
+    """Convolution as a sum of matrix products of weights and pixels, one per kernel cell."""
 
     def __init__(self, inputs: list[Any], outputs: list[Any], w: Window, groups: int) -> None:
         super().__init__(inputs, outputs)
@@ -44,12 +44,12 @@ class _VectorisedConv(deep500.CustomPythonOp):
         self._widths, self._taps = widths(w), taps(w)
 
     def _cells(self, weight: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
-        """Yield the pixels of each cell and its weights, (groups, outputs, inputs)."""
+        """Yield each kernel cell's pixel index and its weights, (groups, outputs, inputs)."""
         by_group = weight.reshape(self._groups, -1, weight.shape[1], math.prod(self._window.kernel))
         return ((tap, by_group[..., index]) for index, tap in enumerate(self._taps))
 
     def _matrices(self, images: np.ndarray) -> np.ndarray:
-        """Return (images, groups, channels, pixels)."""
+        """Reshape images to (images, groups, channels, pixels)."""
         return images.reshape(len(images), self._groups, images.shape[1] // self._groups, -1)
 
     def forward(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
@@ -83,7 +83,7 @@ class _VectorisedConv(deep500.CustomPythonOp):
 
 
 class _TransposedConv(deep500.CustomPythonOp):
-    """The gradient of a convolution by its image, as an operator; deep500 has none."""
+    """Transposed convolution, which is a convolution's image gradient; deep500 has none."""
 
     def __init__(
         self, inputs: list[Any], outputs: list[Any], convolution: _VectorisedConv, sizes: Sequence[int]
@@ -92,7 +92,7 @@ class _TransposedConv(deep500.CustomPythonOp):
         self._convolution, self._sizes = convolution, sizes
 
     def forward(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-        """Convolve, transposed."""
+        """Return the transposed convolution."""
         y = self._convolution.by_image(x, weight, self._sizes)
         return y if bias is None else y + bias.reshape(-1, *[1] * (y.ndim - 2))
 

@@ -27,7 +27,8 @@ from d5suite.backends.deep500.operators.context import (
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import NUMPY_BINARY, NUMPY_UNARY, infinite_signs, read_clip, read_dropout
+from d5suite.network.nodes import elementwise as nodes
+from d5suite.network.nodes.elementwise import NUMPY_BINARY, NUMPY_UNARY
 
 _random = np.random.default_rng()
 
@@ -48,7 +49,7 @@ def random_state() -> np.ndarray:
 
 
 def load_random_state(parts: np.ndarray) -> None:
-    """Continue from a state of `random_state`."""
+    """Restore a state that `random_state` returned."""
     high, low, more_high, more_low = (int(part) for part in parts)
     generator = _random.bit_generator
     generator.state = {**generator.state, "state": {"state": high << 64 | low, "inc": more_high << 64 | more_low}}
@@ -69,7 +70,7 @@ def relu(node: Node, context: Context) -> CustomOperator:
 
 
 def binary(forward: Callable[..., np.ndarray], slopes: Callable[..., tuple[Any, Any]]) -> Factory:
-    """Return a factory for a function of two tensors; slopes are its partial derivatives."""
+    """Return a factory for a function of two tensors; ``slopes`` are its partial derivatives."""
 
     def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
         return [collapsed(gradient * s, x.shape) for s, x in zip(slopes(*inputs), inputs, strict=True)]
@@ -77,37 +78,31 @@ def binary(forward: Callable[..., np.ndarray], slopes: Callable[..., tuple[Any, 
     return formula(forward, backward)
 
 
-def unary(forward: Callable[..., np.ndarray], slope: Callable[[np.ndarray, np.ndarray], Any]) -> Factory:
-    """Return a factory for a function of one tensor; slope takes its input and output."""
-    return formula(forward, lambda gradient, inputs, output: [gradient * slope(inputs[0], output)])
+def unary(forward: Callable[..., np.ndarray], slope: Callable[..., Any], *names: str) -> Factory:
+    """Return a factory for a function of one tensor, and of attributes of its node.
+
+    ``slope`` is the function's derivative: it takes the input, the output and the attributes.
+    """
+
+    def factory(node: Node, context: Context) -> CustomOperator:
+        run, by_x = (nodes.with_attributes(function, node, *names) for function in (forward, slope))
+        return Formula(
+            context.describe(node), run, lambda gradient, inputs, output: [gradient * by_x(inputs[0], output)]
+        )
+
+    return factory
 
 
-def leaky_relu(node: Node, context: Context) -> CustomOperator:
-    alpha = node.attributes["alpha"]
-    return unary(lambda x: np.where(x > 0, x, alpha * x), lambda x, _: np.where(x > 0, 1.0, alpha))(node, context)
+def _elu(x: np.ndarray, alpha: float, gamma: float = 1.0) -> np.ndarray:
+    return gamma * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
 
 
-def elu(node: Node, context: Context) -> CustomOperator:
-    alpha = node.attributes["alpha"]
-    return unary(
-        lambda x: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
-        lambda x, _: np.where(x > 0, 1, alpha * np.exp(np.minimum(x, 0))),
-    )(node, context)
+def _elu_slope(x: np.ndarray, output: np.ndarray, alpha: float, gamma: float = 1.0) -> np.ndarray:
+    return gamma * np.where(x > 0, 1, alpha * np.exp(np.minimum(x, 0)))
 
 
-def selu(node: Node, context: Context) -> CustomOperator:
-    alpha, gamma = node.attributes["alpha"], node.attributes["gamma"]
-    return unary(
-        lambda x: gamma * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
-        lambda x, _: gamma * np.where(x > 0, 1, alpha * np.exp(np.minimum(x, 0))),
-    )(node, context)
-
-
-def hard_sigmoid(node: Node, context: Context) -> CustomOperator:
-    alpha, beta = node.attributes["alpha"], node.attributes["beta"]
-    return unary(lambda x: np.clip(alpha * x + beta, 0, 1), lambda x, y: np.where((y > 0) & (y < 1), alpha, 0.0))(
-        node, context
-    )
+def _hard_sigmoid_slope(x: np.ndarray, output: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    return np.where((output > 0) & (output < 1), alpha, 0.0)
 
 
 def _softplus(x: np.ndarray) -> np.ndarray:
@@ -124,7 +119,7 @@ def _pow(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _pow_slopes(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    with np.errstate(divide="ignore", invalid="ignore"):  # an exponent of a negative base has no slope
+    with np.errstate(divide="ignore", invalid="ignore"):  # a negative base has no slope by its exponent
         return y * np.power(x, y - 1), np.power(x, y) * np.log(x)
 
 
@@ -154,7 +149,7 @@ def div(node: Node, context: Context) -> CustomOperator:
 
 
 def clip(node: Node, context: Context) -> CustomOperator:
-    low, high = read_clip(node, context)
+    low, high = nodes.read_clip(node, context)
 
     def slope(x: np.ndarray, output: np.ndarray) -> np.ndarray:
         inside = np.ones(x.shape, bool) if low is None else x >= low
@@ -181,7 +176,7 @@ class _Dropout(deep500.CustomPythonOp):
 
 
 def dropout(node: Node, context: Context) -> CustomOperator:
-    probability = read_dropout(node, context)
+    probability = nodes.read_dropout(node, context)
     if context.training and probability:
         return _Dropout(*context.describe(node, outputs=2), probability=probability)
     if not any(context.wanted(node)[1:]):
@@ -192,13 +187,8 @@ def dropout(node: Node, context: Context) -> CustomOperator:
 
 
 def flat(function: Callable[..., np.ndarray]) -> Factory:
-    """Return a factory for a function without a gradient: its results are Booleans or steps."""
+    """Return a factory for a function with zero gradients: its results are Booleans or steps."""
     return formula(function, lambda gradient, inputs, output: [np.zeros_like(x) for x in inputs])
-
-
-def thresholded_relu(node: Node, context: Context) -> CustomOperator:
-    alpha = node.attributes["alpha"]
-    return unary(lambda x: np.where(x > alpha, x, 0), lambda x, _: x > alpha)(node, context)
 
 
 def extreme(function: Callable[..., np.ndarray]) -> Factory:
@@ -228,7 +218,7 @@ def _where_gradient(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.nd
 
 
 def is_inf(node: Node, context: Context) -> CustomOperator:
-    negative, positive = infinite_signs(node)
+    negative, positive = nodes.infinite_signs(node)
     return flat(lambda x: np.logical_or(np.isneginf(x) & bool(negative), np.isposinf(x) & bool(positive)))(
         node, context
     )
@@ -265,9 +255,14 @@ OPERATORS: dict[str, Factory] = {
     "Atanh": unary(np.arctanh, lambda x, _: 1 / (1 - x**2)),
     "Cos": unary(np.cos, lambda x, _: -np.sin(x)),
     "Cosh": unary(np.cosh, lambda x, _: np.sinh(x)),
+    "Elu": unary(_elu, _elu_slope, "alpha"),
     "Erf": unary(erf, lambda x, _: 2 / math.sqrt(math.pi) * np.exp(-(x**2))),
     "Exp": unary(np.exp, lambda _, y: y),
+    "HardSigmoid": unary(lambda x, alpha, beta: np.clip(alpha * x + beta, 0, 1), _hard_sigmoid_slope, "alpha", "beta"),
     "HardSwish": unary(lambda x: x * np.clip(x / 6 + 0.5, 0, 1), _hard_swish_slope),
+    "LeakyRelu": unary(
+        lambda x, alpha: np.where(x > 0, x, alpha * x), lambda x, _, alpha: np.where(x > 0, 1.0, alpha), "alpha"
+    ),
     "Log": unary(np.log, lambda x, _: 1 / x),
     "Max": extreme(np.maximum),
     "Min": extreme(np.minimum),
@@ -279,6 +274,7 @@ OPERATORS: dict[str, Factory] = {
     ),
     "Pow": binary(_pow, _pow_slopes),
     "Reciprocal": unary(np.reciprocal, lambda x, y: -(y**2)),
+    "Selu": unary(_elu, _elu_slope, "alpha", "gamma"),
     "Sigmoid": unary(sigmoid, lambda _, y: y * (1 - y)),
     "Sin": unary(np.sin, lambda x, _: np.cos(x)),
     "Sinh": unary(np.sinh, lambda x, _: np.cosh(x)),
@@ -289,5 +285,6 @@ OPERATORS: dict[str, Factory] = {
     "Sum": native_operator("SumOp"),
     "Tan": unary(np.tan, lambda _, y: 1 + y**2),
     "Tanh": unary(np.tanh, lambda _, y: 1 - y**2),
+    "ThresholdedRelu": unary(lambda x, alpha: np.where(x > alpha, x, 0), lambda x, _, alpha: x > alpha, "alpha"),
     "Where": formula(np.where, _where_gradient),
 }

@@ -21,7 +21,7 @@ from d5suite.network.nodes.shape import read_axis
 
 
 def _cells(indices: np.ndarray, plan: nodes.Elements) -> Any:
-    """Return the data's cells that indices along an axis name."""
+    """Return an index of the cells named by indices along an axis; NumPy wraps negative ones."""
     places: list[Any] = list(np.indices(indices.shape, sparse=True))
     places[plan.axis] = indices
     return tuple(places)
@@ -29,37 +29,35 @@ def _cells(indices: np.ndarray, plan: nodes.Elements) -> Any:
 
 def gather_elements(node: Node, context: Context) -> CustomOperator:
     plan = nodes.read_elements(node, context)
-
-    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
-        x, indices = inputs
-        found = np.zeros_like(x)
-        np.add.at(found, _cells(np.where(indices < 0, indices + plan.size, indices), plan), gradient)
-        return [found, np.zeros_like(indices)]
-
-    return Formula(context.describe(node), lambda x, indices: x[_cells(indices, plan)], backward)
+    return _gather(node, context, lambda indices: _cells(indices, plan))
 
 
 def gather_nd(node: Node, context: Context) -> CustomOperator:
     plan = nodes.read_tuples(node, context)
+    return _gather(node, context, lambda indices: _named_cells(indices, plan))
+
+
+def _gather(node: Node, context: Context, cells_of: Callable[[np.ndarray], Any]) -> CustomOperator:
+    """Return an operator that reads the cells to which indices refer."""
 
     def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
         x, indices = inputs
         found = np.zeros_like(x)
-        np.add.at(found, _named_cells(indices, plan), gradient)
+        np.add.at(found, cells_of(indices), gradient)
         return [found, np.zeros_like(indices)]
 
-    return Formula(context.describe(node), lambda x, indices: x[_named_cells(indices, plan)], backward)
+    return Formula(context.describe(node), lambda x, indices: x[cells_of(indices)], backward)
 
 
 def _named_cells(indices: np.ndarray, plan: nodes.Tuples) -> Any:
-    """Return the data's cells that tuples of indices name."""
+    """Return an index of the cells named by tuples of indices."""
     places = np.indices(indices.shape[:-1], sparse=True)[: plan.batch]
     return (*places, *np.moveaxis(indices, -1, 0))
 
 
 def scatter_elements(node: Node, context: Context) -> CustomOperator:
     plan = nodes.read_elements(node, context)
-    return _scatter(node, context, lambda i: _cells(np.where(i < 0, i + plan.size, i), plan))
+    return _scatter(node, context, lambda indices: _cells(indices, plan))
 
 
 def scatter_nd(node: Node, context: Context) -> CustomOperator:
@@ -68,7 +66,7 @@ def scatter_nd(node: Node, context: Context) -> CustomOperator:
 
 
 def _scatter(node: Node, context: Context, cells_of: Callable[[np.ndarray], Any]) -> CustomOperator:
-    """Return an operator that changes the cells that indices name."""
+    """Return an operator that changes the cells to which indices refer."""
     reduction = node.attributes["reduction"]
     combine: Any = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}.get(reduction)
 
@@ -114,7 +112,7 @@ def cum_sum(node: Node, context: Context) -> CustomOperator:
 
 
 class _TopK(deep500.CustomPythonOp):
-    """A custom operator with ONNX's two outputs; deep500 has none."""
+    """A custom operator with ONNX's two outputs; deep500 has no TopK."""
 
     def __init__(self, *descriptors: list[Any], plan: nodes.Extreme) -> None:
         super().__init__(*descriptors)
@@ -131,7 +129,7 @@ class _TopK(deep500.CustomPythonOp):
         return [np.take_along_axis(x, indices, axis), indices]
 
     def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:
-        """Return the gradient of the values alone."""
+        """Return the input's gradient; only the values have one."""
         found = np.zeros_like(fwd_inputs[0])
         np.put_along_axis(found, fwd_outputs[1], grads[0], self._plan.axis)
         return [found]
@@ -230,7 +228,7 @@ def grid_sample(node: Node, context: Context) -> CustomOperator:
     plan = read_grid_sample(node, context)
 
     def near(grid: np.ndarray) -> tuple[list[np.ndarray], list[Tap]]:
-        """Return the coordinates of every point, (images, points), and its cells."""
+        """Return the points' coordinates, (images, points) per axis, and the cells near each."""
         coordinates = list(np.moveaxis(grid.reshape(len(grid), -1, grid.shape[-1]), -1, 0))
         return coordinates, taps(plan, _FUNCTIONS, coordinates)
 
@@ -264,7 +262,7 @@ def grid_sample(node: Node, context: Context) -> CustomOperator:
 
 
 def _slope(plan: Sampling, coordinate: np.ndarray, axis: int) -> np.ndarray:
-    """Return the derivative of a point's position, which stops or turns back at the border."""
+    """Return the slope of a point's position by its coordinate; padding clips or reflects it."""
     step = 2.0**-20
     ends = [place(plan, _FUNCTIONS, coordinate.astype(np.float64) + sign * step, axis) for sign in (1, -1)]
     slope: np.ndarray = np.rint((ends[0] - ends[1]) / step) / 2  # a whole number of half cells

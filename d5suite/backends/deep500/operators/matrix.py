@@ -98,7 +98,7 @@ def dft(node: Node, context: Context) -> CustomOperator:
 
 
 def _transformed(x: np.ndarray, plan: Fourier) -> np.ndarray:
-    """Transform numbers whose real and imaginary parts are the last axis."""
+    """Fourier-transform numbers whose real and imaginary parts are the last axis."""
     values = x[..., 0] if plan.real else x[..., 0] + 1j * x[..., 1]
     if plan.inverse and plan.half:
         return np.fft.irfft(values, plan.length, plan.axis)[..., None].astype(x.dtype)
@@ -108,7 +108,7 @@ def _transformed(x: np.ndarray, plan: Fourier) -> np.ndarray:
 
 
 def _transposed(gradient: np.ndarray, plan: Fourier) -> np.ndarray:
-    """Return the gradient by the numbers: the transform is linear, so this is its transpose.
+    """Return the gradient of the numbers: the transposed transform, since the transform is linear.
 
     The transpose of Σ exp(-2πi kn/N) x_n is Σ exp(2πi kn/N) g_k: N times the inverse transform.
     """

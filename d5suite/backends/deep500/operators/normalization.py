@@ -20,7 +20,7 @@ from d5suite.network.nodes.shape import read_axis
 
 
 class _BatchNormalizationInference(native.BatchNormalizationInferenceOp):
-    """deep500's operator as a fixed scaling; deep500 has the gradient of training only."""
+    """deep500's inference operator with its own gradient; deep500 has only that of training."""
 
     def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:
         above = grads[0]
@@ -33,9 +33,10 @@ class _BatchNormalizationInference(native.BatchNormalizationInferenceOp):
 
 
 def batch_normalization(node: Node, context: Context) -> CustomOperator:
-    """Return one of deep500's two operators, whose momentum and biased variance are ONNX's.
+    """Return deep500's training or inference operator; momentum and biased variance are as in ONNX.
 
-    The training one has five outputs: the result, moved running statistics and the batch's own.
+    The training operator has five outputs: the result, the updated running statistics and the
+    batch's statistics.
     """
     settings = {"epsilon": node.attributes["epsilon"], "momentum": node.attributes["momentum"]}
     if context.training:
@@ -44,7 +45,7 @@ def batch_normalization(node: Node, context: Context) -> CustomOperator:
 
 
 class _LayerNormalization(deep500.CustomPythonOp):
-    """A custom operator with ONNX's three outputs; deep500 has none."""
+    """A custom operator with ONNX's three outputs; deep500 has no LayerNormalization."""
 
     def __init__(self, *descriptors: list[Any], axes: tuple[int, ...], epsilon: float) -> None:
         super().__init__(*descriptors)

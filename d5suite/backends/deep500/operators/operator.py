@@ -18,12 +18,13 @@ from d5suite.network.operation import PRECISIONS, Operation
 
 
 class Operator(level.Operator):
-    """One ONNX node as a deep500 operator, by its own ``forward`` and ``backward``.
+    """One ONNX node, run by the ``forward`` and ``backward`` of a deep500 operator.
 
     Attributes
     ----------
     native : deep500.CustomPythonOp
-        Its ``forward`` may return more outputs than ONNX's: what its ``backward`` needs.
+        The deep500 operator. ``forward`` may return more outputs than ONNX defines, for
+        ``backward`` to use.
     """
 
     def __init__(self, operation: Operation, *, mode: str, device: str) -> None:

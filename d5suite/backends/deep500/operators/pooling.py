@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from d5suite.backends.deep500.operators.context import (
+    Backward,
     Context,
     CustomOperator,
     Factory,
@@ -40,16 +41,21 @@ def _is_native(w: Window) -> bool:
     return same and inside and not w.dilated and not any(w.overhang)
 
 
-def _max_pool_gradient(w: Window, cells: Sequence[Any], above: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Give each output's gradient to the first cell of its window that holds the maximum."""
-    padded = np.pad(x, widths(w), constant_values=-np.inf)
-    gradient = np.zeros_like(padded)
-    waiting = np.ones(y.shape, bool)
-    for tap in cells:
-        hit = waiting & (padded[tap] == y)
-        gradient[tap] += np.where(hit, above, 0)
-        waiting &= ~hit
-    return cropped(gradient, widths(w))
+def _max_pool_gradient(w: Window) -> Backward:
+    """Return a function that gives each output's gradient to the first maximum of its window."""
+    cells = taps(w)
+
+    def backward(above: np.ndarray, inputs: Sequence[np.ndarray], y: np.ndarray) -> list[np.ndarray]:
+        padded = np.pad(inputs[0], widths(w), constant_values=-np.inf)
+        gradient = np.zeros_like(padded)
+        waiting = np.ones(y.shape, bool)
+        for tap in cells:
+            hit = waiting & (padded[tap] == y)
+            gradient[tap] += np.where(hit, above, 0)
+            waiting &= ~hit
+        return [cropped(gradient, widths(w))]
+
+    return backward
 
 
 class _MaxPool(native.MaxPoolOp):
@@ -57,10 +63,10 @@ class _MaxPool(native.MaxPoolOp):
 
     def __init__(self, *arguments: Any, full: Window, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._window, self._taps = full, taps(full)
+        self._gradient = _max_pool_gradient(full)
 
-    def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:
-        return [_max_pool_gradient(self._window, self._taps, grads[0], fwd_inputs[0], fwd_outputs[0])]
+    def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> Sequence[np.ndarray]:
+        return self._gradient(grads[0], fwd_inputs, fwd_outputs[0])
 
 
 def max_pool(node: Node, context: Context) -> CustomOperator:
@@ -78,11 +84,7 @@ def max_pool(node: Node, context: Context) -> CustomOperator:
         padded = np.pad(x, widths(w), constant_values=lowest(x.dtype))
         return fold(np.maximum, (padded[tap] for tap in cells))
 
-    return Formula(
-        context.describe(node),
-        forward,
-        lambda gradient, inputs, output: [_max_pool_gradient(w, cells, gradient, inputs[0], output)],
-    )
+    return Formula(context.describe(node), forward, _max_pool_gradient(w))
 
 
 def _max_pool_with_indices(node: Node, context: Context, w: Window) -> CustomOperator:
@@ -101,11 +103,7 @@ def _max_pool_with_indices(node: Node, context: Context, w: Window) -> CustomOpe
         first = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(w.image)) * area
         return [values, found + first]
 
-    return Formula(
-        context.describe(node, outputs=2),
-        forward,
-        lambda gradient, inputs, output: [_max_pool_gradient(w, cells, gradient, inputs[0], output)],
-    )
+    return Formula(context.describe(node, outputs=2), forward, _max_pool_gradient(w))
 
 
 def average_pool(node: Node, context: Context) -> CustomOperator:
@@ -153,7 +151,7 @@ def lp_pool(node: Node, context: Context) -> CustomOperator:
 
 
 def _slope(norms: np.ndarray, order: int) -> np.ndarray:
-    """Return the slope of norms by their values' powers, times the order; 0 at 0."""
+    """Return the slope of norms by their sums of powers, times the order; 0 where a norm is 0."""
     return np.where(norms > 0, np.where(norms > 0, norms, 1) ** (1 - order), 0).astype(norms.dtype)
 
 
@@ -185,7 +183,7 @@ def max_unpool(node: Node, context: Context) -> CustomOperator:
 
 
 class _GlobalAveragePool(native.GlobalAveragePoolOp):
-    """deep500's pool for other than two spatial axes, where deep500 averages over wrong axes."""
+    """Global average over spatial axes; deep500 averages over wrong axes unless there are two."""
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         return x.mean(tuple(range(2, x.ndim)), keepdims=True)

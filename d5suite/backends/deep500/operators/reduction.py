@@ -1,6 +1,6 @@
 """ONNX on deep500: reductions, softmax and its loss.
 
-Imports deep500 (through `repairs`), NumPy, `d5suite.network` and `context` beside it.
+Imports deep500 (through `repairs`), NumPy, `d5suite.levels`, `d5suite.network` and `context`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from d5suite.backends.deep500.operators.context import (
 )
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.backends.deep500.repairs import deep500
+from d5suite.levels.operator import after
 from d5suite.network import Node
 from d5suite.network.nodes.loss import SoftmaxCrossEntropyLoss, read_softmax_cross_entropy_loss
 from d5suite.network.nodes.reduction import read_reduce
@@ -36,10 +37,10 @@ def reduce(
     Parameters
     ----------
     forward : callable
-        (x, axes, keepdims=True) to the reduced tensor.
+        Maps ``(x, axes, keepdims=...)`` to the reduced tensor.
     backward : callable
-        Gradient of the output, input and output to the gradient of the input; gradient and output
-        have all axes.
+        Maps the output's gradient, the input and the output to the input's gradient; the output and
+        its gradient keep the reduced axes.
     """
 
     def factory(node: Node, context: Context) -> CustomOperator:
@@ -66,8 +67,7 @@ def _minimum(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndar
     return np.min(x, axes, keepdims=keepdims, initial=highest(x.dtype))
 
 
-def _sum_square(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
-    return np.sum(np.square(x), axes, keepdims=keepdims)
+_sum_square = after(np.sum, np.square)
 
 
 def _norm(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
@@ -75,14 +75,14 @@ def _norm(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray
 
 
 def _extreme_gradient(gradient: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Share the gradient among all cells that hold the maximum, or the minimum."""
+    """Share the gradient among all cells that hold the maximum or minimum."""
     hits = x == y
     axes = tuple(axis for axis, (n, m) in enumerate(zip(x.shape, y.shape, strict=True)) if n != m)
     return gradient * hits / hits.sum(axes, keepdims=True, dtype=x.dtype)
 
 
 class _Softmax(native.SoftmaxOp):
-    """deep500's softmax along one axis; deep500 flattens all axes from there on, as ONNX 12."""
+    """deep500's softmax along one axis; deep500 flattens all axes from it on, as ONNX 12 did."""
 
     def __init__(self, *descriptors: list[Any], along: int, rank: int) -> None:
         super().__init__(*descriptors, axis=rank - 1)
@@ -107,10 +107,6 @@ def log_softmax(node: Node, context: Context) -> CustomOperator:
         lambda x: log_softmax_of(x, axis),
         lambda gradient, _, output: [gradient - np.exp(output) * gradient.sum(axis, keepdims=True)],
     )
-
-
-def _sum_absolute(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
-    return np.sum(np.abs(x), axes, keepdims=keepdims)
 
 
 def _log_sum_exp(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
@@ -173,7 +169,7 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> CustomOperator:
 
 
 OPERATORS: dict[str, Factory] = {
-    "ReduceL1": reduce(_sum_absolute, lambda gradient, x, y: gradient * np.sign(x)),
+    "ReduceL1": reduce(after(np.sum, np.abs), lambda gradient, x, y: gradient * np.sign(x)),
     "ReduceL2": reduce(_norm, lambda gradient, x, y: gradient * x / y),
     "ReduceLogSumExp": reduce(_log_sum_exp, lambda gradient, x, y: gradient * np.exp(x - y)),
     "ReduceMax": reduce(_maximum, _extreme_gradient),

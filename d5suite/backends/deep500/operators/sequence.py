@@ -19,10 +19,10 @@ from d5suite.network.nodes.recurrent import read_recurrent
 
 
 class _Attention(deep500.CustomPythonOp):
-    """A custom operator; deep500 has none.
+    """Attention as a custom operator; deep500 has no attention.
 
-    Its outputs are ONNX's four, the softmax's weights, and the capped scores, which the backward
-    pass needs. Query heads that share a key head are further rows of its matrices.
+    The outputs are ONNX's four outputs, the softmax weights, and the capped scores, which the
+    backward pass needs. Query heads that share a key head are stacked as rows of one matrix.
     """
 
     def __init__(self, node: Node, context: Context) -> None:
@@ -81,7 +81,7 @@ class _Attention(deep500.CustomPythonOp):
         return [self._split(x, count) for x, count in zip(inputs[:3], heads, strict=True)]
 
     def _split(self, x: np.ndarray, heads: int) -> np.ndarray:
-        """Return (batch, heads, steps, size), also of (batch, steps, heads x size)."""
+        """Reshape merged heads, (batch, steps, heads x size), to (batch, heads, steps, size)."""
         return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2) if self._plan.split_heads else x
 
     def _joined(self, x: np.ndarray) -> np.ndarray:
@@ -89,7 +89,7 @@ class _Attention(deep500.CustomPythonOp):
         return x.swapaxes(1, 2).reshape(len(x), x.shape[2], -1) if self._plan.split_heads else x
 
     def _rows(self, x: np.ndarray) -> np.ndarray:
-        """Return (batch, key heads, rows, ...) of (batch, query heads, queries, ...)."""
+        """Reshape (batch, query heads, queries, ...) to (batch, key heads, rows, ...)."""
         return x.reshape(len(x), self._plan.kv_heads, -1, x.shape[3])
 
     def _mask(self, mask: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -121,9 +121,10 @@ class _Steps(NamedTuple):
 
 
 class _Recurrent(deep500.CustomPythonOp):
-    """A custom operator for LSTM or GRU, step by step; deep500 has none.
+    """A custom operator for LSTM or GRU, step by step; deep500 has neither.
 
-    Its outputs are ONNX's and a `_Steps` per direction. Internally, steps come before the batch.
+    Its outputs are ONNX's outputs and a list of one `_Steps` per direction. Internally, the axis of
+    steps comes before that of the batch.
     """
 
     def __init__(self, node: Node, context: Context) -> None:
@@ -134,7 +135,7 @@ class _Recurrent(deep500.CustomPythonOp):
         self._orders = [slice(None, None, -1 if turned else 1) for turned in backwards]
 
     def forward(self, *inputs: np.ndarray) -> list[Any]:
-        """Return the hidden states at every step and the last states."""
+        """Return the hidden states at every step, the last states and the `_Steps`."""
         x, w, r, b, h, c, p = self._named(inputs)
         passes = []
         for d, order in enumerate(self._orders):

@@ -19,7 +19,7 @@ from d5suite.network.nodes.resize import read_resize
 
 
 class _Reshape(native.ReshapeOp):
-    """deep500's Reshape with a fixed shape: deep500 does not support 0, ONNX's copied size."""
+    """deep500's Reshape with a resolved shape: deep500 does not support 0, ONNX's copied size."""
 
     def __init__(self, *descriptors: list[Any], sizes: Sequence[int]) -> None:
         super().__init__(*descriptors)
@@ -87,7 +87,7 @@ def pad(node: Node, context: Context) -> CustomOperator:
 
 
 def _gathered(gradient: np.ndarray, rows: Mapping[int, np.ndarray], shape: Sequence[int]) -> np.ndarray:
-    """Return the gradient of a padding that repeats the tensor: cells sum over their copies."""
+    """Return the gradient of copying cells, as a padding does: each sums its copies' gradients."""
     for axis, indices in rows.items():
         gradient = _scattered(gradient, indices, axis, shape[axis])
     return gradient
@@ -116,7 +116,7 @@ def gather(node: Node, context: Context) -> CustomOperator:
 
 
 def _scattered(gradient: np.ndarray, indices: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """Return the gradient of ``numpy.take(x, indices, axis)``; ``size`` is of x on that axis."""
+    """Return the gradient of ``numpy.take(x, indices, axis)``; ``size`` is x's on that axis."""
     found = np.zeros((*gradient.shape[:axis], size, *gradient.shape[axis + 1 :]), gradient.dtype)
     where: Any = (*[slice(None)] * axis, indices)
     np.add.at(found, where, gradient)
@@ -155,7 +155,7 @@ class _Split(deep500.CustomPythonOp):
         return parts if len(parts) > 1 else parts[0]
 
     def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:
-        """Return the parts' gradients together."""
+        """Concatenate the parts' gradients."""
         parts = [gradient + np.zeros_like(y) for gradient, y in zip(grads, fwd_outputs, strict=True)]
         return [np.concatenate(parts, self._axis)]
 

@@ -80,9 +80,9 @@ def highest(x: Any) -> Any:
 
 
 # JAX differentiates a maximum by comparing the elements with it. Under ``jit``, XLA may compute
-# either of them again, in another fusion and with other roundings; then none is equal, and the
-# gradient is lost or infinite (docs/findings.md). The maxima and minima below compare the
-# elements with each other, once, and keep an index, which no rounding changes.
+# either of them again, in another fusion and with other roundings; then no element equals the
+# maximum, and the gradient is lost or infinite (docs/findings.md). The maxima and minima below
+# compare the elements with each other, once, and keep an index, which no rounding changes.
 
 
 def prefer(better: Call) -> Call:
@@ -97,7 +97,7 @@ def prefer(better: Call) -> Call:
 
 
 NOWHERE = np.int32(np.iinfo(np.int32).max)
-"""A place after all others."""
+"""An index greater than all elements' indices."""
 
 
 def places(shape: Sequence[int], axes: Sequence[int]) -> Any:
@@ -109,7 +109,7 @@ def places(shape: Sequence[int], axes: Sequence[int]) -> Any:
 
 
 def _extreme(function: Call, better: Call, start: Call) -> Call:
-    """Return a reduction whose gradient the first of equal elements takes."""
+    """Return a reduction whose gradient goes to the first of equal elements."""
 
     @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
     def extreme(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
@@ -156,4 +156,4 @@ def _in_wider_type(function: Call, x: Any, y: Any) -> Any:
 
 
 _widened = jax.jit(_in_wider_type, static_argnums=0, inline=True)
-"""The function in float32, as one program also in mode ``eager``."""
+"""Runs the function in float32, as one program even in mode ``eager``."""

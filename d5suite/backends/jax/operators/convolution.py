@@ -28,7 +28,7 @@ def conv(node: Node, context: Context) -> Call:
 
 
 def conv_transpose(node: Node, context: Context) -> Call:
-    """Return a convolution of the mirrored weight with the image, zeros between its points."""
+    """Return a convolution of the image, spread with zeros, with the mirrored weight."""
     w, sizes = read_conv_transpose(node, context), context.shape(node.inputs[1])
     rank = len(sizes)
     output = context.layouts[node.outputs[0]] = channels_last(rank)
@@ -69,7 +69,7 @@ def _biased(convolve: Call) -> Call:
 
 
 def _mirrored_weight(shape: Shape, groups: int) -> Packing:
-    """Return a packing of (inputs, outputs of a group, spatial).
+    """Return a packing of weights (inputs, outputs of a group, spatial).
 
     The packed form is (mirrored spatial, inputs of a group, outputs).
     """
@@ -91,7 +91,7 @@ def _mirrored_weight(shape: Shape, groups: int) -> Packing:
 
 @in_onnx
 def col2_im(node: Node, context: Context) -> Call:
-    """Col2Im; cells of the padding, past the end, are left out."""
+    """Col2Im; indices past the end are the padding's, and are dropped."""
     plan = read_columns(node, context)
     image, channels, cells = plan.window.image, plan.channels, plan.cells
 

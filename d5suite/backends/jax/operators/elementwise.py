@@ -45,14 +45,14 @@ def _divide(x: Any, y: Any) -> Any:
 
 def clip(node: Node, context: Context) -> Call:
     context.keep_layout(node)
-    if context.single:  # where bounds are fixed, and not passed
+    if context.single:  # there bounds are fixed, and not passed
         low, high = read_clip(node, context)
         return lambda x, *_: jnp.clip(x, low, high)
     return lambda x, low=None, high=None: jnp.clip(x, low, high)
 
 
 def dropout(node: Node, context: Context) -> Call:
-    """In training mode the callable takes a random key as ``key``."""
+    """Return a callable that in training mode takes a random key, ``key``."""
     probability = read_dropout(node, context)
     masked = len(node.outputs) > 1
     for output in node.outputs:

@@ -44,7 +44,7 @@ def scatter_elements(node: Node, context: Context) -> Call:
 
 
 def _from_start(indices: Any, size: int) -> Any:
-    """Return indices without negative ones, which count from the end."""
+    """Convert negative indices, which count from the end, to indices from the start."""
     return jnp.where(indices < 0, indices + size, indices)
 
 
@@ -61,7 +61,7 @@ def scatter_nd(node: Node, context: Context) -> Call:
 
 
 def _cells(indices: Any, plan: nodes.Tuples) -> tuple[Any, ...]:
-    """Return the data's cells that tuples of indices name; JAX, too, counts from the end."""
+    """Return an index of the cells named by tuples of indices; JAX wraps negative ones."""
     places = jnp.indices(indices.shape[:-1], sparse=True)[: plan.batch]
     return (*places, *(indices[..., axis] for axis in range(len(plan.sizes))))
 
@@ -162,7 +162,7 @@ _FUNCTIONS = SamplingFunctions(jnp.floor, jnp.round, jnp.abs, jnp.clip, lambda x
 
 
 def grid_sample(node: Node, context: Context) -> Call:
-    """Return a sum over the cells near every point; JAX has no kernel."""
+    """Return a weighted sum over the cells near each point; JAX has no kernel for it."""
     plan, (image, grid) = read_grid_sample(node, context), node.inputs
     layout = context.layouts[node.outputs[0]] = channels_last(context.rank(image))
     to_last, to_onnx = context.convert(image, layout), context.to_onnx(grid)

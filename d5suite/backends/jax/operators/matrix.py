@@ -60,7 +60,7 @@ def dft(node: Node, context: Context) -> Call:
 
 
 def _transformed(x: Any, plan: Fourier) -> Any:
-    """Transform numbers whose real and imaginary parts are the last axis."""
+    """Fourier-transform numbers whose real and imaginary parts are the last axis."""
     values = x[..., 0] if plan.real else lax.complex(x[..., 0], x[..., 1])
     if plan.inverse and plan.half:
         return jnp.fft.irfft(values, plan.length, plan.axis)[..., None]

@@ -20,7 +20,7 @@ from d5suite.network.nodes.shape import read_axis
 
 
 def batch_normalization(node: Node, context: Context) -> Call:
-    """In training mode the callable also returns the running statistics; at level 0 if wanted."""
+    """Return a callable; in training it also returns running statistics, at level 0 if wanted."""
     axes = tuple(place for place, axis in enumerate(context.keep_layout(node)) if axis != 1)
     epsilon, momentum, training = node.attributes["epsilon"], node.attributes["momentum"], context.training
     single = context.single

@@ -19,13 +19,14 @@ from d5suite.backends.jax import runtime
 from d5suite.backends.jax.operators.context import HEADS_INSIDE, Call, Context
 from d5suite.backends.jax.operators.table import OPERATORS
 from d5suite.levels import operator as level
+from d5suite.levels.layouts import arranged, restored
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import Layout, channels_last, weight_layout
 from d5suite.network.operation import STATIC_INPUTS, Operation
 
 
 def _input_layout(node: Node, index: int, rank: int) -> Layout:
-    """Return the fastest layout of any input of a single node."""
+    """Return the fastest layout for an input of a single node."""
     if node.op_type in _OF_IMAGES and index == 0:
         return channels_last(rank)
     if node.op_type == "Attention" and index in (0, 1, 2, 4, 5) and rank == 4:
@@ -48,7 +49,7 @@ _INDICES = {
     "ScatterElements": (1,),
     "SoftmaxCrossEntropyLoss": (1,),
 }
-"""Inputs that are indices, by operator: they become int32, like JAX's own."""
+"""Inputs that are indices, by operator: they become int32, as JAX's own indices are."""
 
 
 class Operator(level.Operator):
@@ -154,13 +155,12 @@ class Operator(level.Operator):
 
     def to_native(self, name: str, array: np.ndarray) -> jax.Array:
         """Copy an array to the device in its storage layout."""
-        layout = None if name in self.packing else self._layouts.get(name)
-        stored = np.array(array.transpose(layout) if layout else array, order="C")
+        stored = np.array(arranged(array, self._layout(name)), order="C")
         with self._scope():
             return jax.device_put(stored, self._device)
 
     def backward(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        # Flattened only once: JAX is slow to flatten a function.
+        # Flattened only once, because JAX is slow to flatten a gradient function.
         residuals, structure = jax.tree_util.tree_flatten(self._record(*inputs))
         if self._pull is None or self.mode == "eager":
             self._pull = self._native(
@@ -170,10 +170,10 @@ class Operator(level.Operator):
         return partial(self._pull, residuals)
 
     def to_neutral(self, name: str, value: jax.Array) -> np.ndarray:
-        array = np.asarray(value)
-        if name not in self.packing and self._layouts.get(name):
-            array = array.transpose(np.argsort(self._layouts[name]))
-        return np.array(array, self.operation.dtypes[name], order="C")
+        return np.array(restored(np.asarray(value), self._layout(name)), self.operation.dtypes[name], order="C")
+
+    def _layout(self, name: str) -> Layout | None:
+        return None if name in self.packing else self._layouts.get(name)
 
     def extent(self, value: Any) -> tuple[int, int] | None:
         return (value.unsafe_buffer_pointer(), value.nbytes) if isinstance(value, jax.Array) else None

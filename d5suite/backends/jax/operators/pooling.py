@@ -31,7 +31,7 @@ from d5suite.network.nodes.windows import Window
 
 
 class _Pooling:
-    """A window over every stored axis, as `lax.reduce_window` takes it."""
+    """A pooling window over all axes in stored order, as `lax.reduce_window` takes it."""
 
     def __init__(self, w: Window, layout: Layout) -> None:
         self.kernel, self.strides, self.dilations = (arrange(layout, n, 1) for n in (w.kernel, w.strides, w.dilations))
@@ -50,7 +50,7 @@ class _Pooling:
         return _dilated_maximum(self, x)  # for which reduce_window has no gradient
 
     def over_windows(self, x: Any, start: Any, function: Call) -> Any:
-        """Reduce each window of a tensor, or of several, with one start each."""
+        """Reduce each window of one tensor, or of several with a ``start`` each."""
         return lax.reduce_window(
             x, start, function, self.kernel, self.strides, self.pads, window_dilation=self.dilations
         )
@@ -126,7 +126,7 @@ def lp_pool(node: Node, context: Context) -> Call:
 
 
 def _root(sums: Any, order: int) -> Any:
-    """Return a root, with the gradient 0 at 0."""
+    """Return the root of this order, with the gradient 0 at 0."""
     return jnp.where(sums > 0, jnp.where(sums > 0, sums, 1) ** (1 / order), 0)
 
 
@@ -162,7 +162,7 @@ def global_pool(function: Call) -> Factory:
 
 
 def global_max_pool(node: Node, context: Context) -> Call:
-    """At level 0, XLA recomputes no input, and JAX's own maximum is right."""
+    """Pool by `largest`; at level 0, where XLA recomputes no input, by JAX's own maximum."""
     return global_pool(jnp.max if context.single else largest)(node, context)
 
 

@@ -24,6 +24,7 @@ from d5suite.backends.jax.operators.context import (
     smallest,
 )
 from d5suite.levels.layouts import same
+from d5suite.levels.operator import after
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last
 from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
@@ -37,8 +38,8 @@ def softmax(function: Call) -> Factory:
     def factory(node: Node, context: Context) -> Call:
         axis = context.keep_layout(node).index(read_axis(node, context))
         # XLA may recompute fused values with different rounding: logits around 1e10 (ONNX's
-        # SqueezeNet) can then exceed, by hundreds, the maximum that softmax subtracts. So it is
-        # subtracted twice.
+        # SqueezeNet) can then exceed, by hundreds, the maximum that softmax subtracts. So the
+        # maximum is subtracted twice.
         return lambda x: function(x - lax.stop_gradient(x.max(axis, keepdims=True)), axis=axis)
 
     return factory
@@ -51,7 +52,7 @@ def reduce(function: Call, empty: Call | None = None) -> Factory:
     ----------
     function : callable
     empty : callable, optional
-        Returns a tensor's reduction over nothing, if the function has none.
+        Returns a tensor's value of no elements, if the function has none.
     """
 
     def factory(node: Node, context: Context) -> Call:
@@ -69,7 +70,11 @@ def reduce(function: Call, empty: Call | None = None) -> Factory:
 
 
 def extreme(function: Call, native: Call, empty: Call) -> Factory:
-    """Return a factory for an extreme: at level 0, where XLA recomputes no input, JAX's own."""
+    """Return a factory for a maximum or minimum.
+
+    It uses ``native``, JAX's own, at level 0, where XLA recomputes no input, and for reductions of
+    no elements; otherwise it uses ``function``.
+    """
     factories = {True: reduce(native, empty), False: reduce(function)}
 
     def factory(node: Node, context: Context) -> Call:
@@ -79,16 +84,11 @@ def extreme(function: Call, native: Call, empty: Call) -> Factory:
     return factory
 
 
-def _sum_square(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
-    return jnp.sum(jnp.square(x), axes, keepdims=keepdims)
+_sum_square = after(jnp.sum, jnp.square)
 
 
 def _norm(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
     return jnp.sqrt(_sum_square(x, axes, keepdims=keepdims))
-
-
-def _sum_absolute(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
-    return jnp.sum(jnp.abs(x), axes, keepdims=keepdims)
 
 
 def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
@@ -120,7 +120,7 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
 
 OPERATORS: dict[str, Factory] = {
     "LogSoftmax": softmax(jax.nn.log_softmax),
-    "ReduceL1": reduce(_sum_absolute),
+    "ReduceL1": reduce(after(jnp.sum, jnp.abs)),
     "ReduceL2": reduce(_norm),
     "ReduceLogSumExp": reduce(jax.nn.logsumexp),
     "ReduceMax": extreme(largest, jnp.max, lowest),

@@ -1,6 +1,6 @@
 """ONNX operators as layers of a functional Keras model, one file per family, and Level 0 in Keras.
 
-A factory has the name of its operator, such as ``conv_transpose``, or stands in the dict
+A factory has the name of its operator, such as ``conv_transpose``, or is an entry in the dict
 ``OPERATORS`` of its family's module.
 
 A factory ``(node, context)`` calls the matching Keras layer on the symbolic tensors of the node's

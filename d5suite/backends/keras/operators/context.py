@@ -30,7 +30,7 @@ Factory = Callable[[Node, "Context"], Any]
 
 @keras.saving.register_keras_serializable("d5suite")
 class Calculation(layers.Layer):
-    """A node as a function of `keras.ops`.
+    """A layer that computes a node by a function of `keras.ops`.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Calculation(layers.Layer):
 class Context(ConvertingContext):
     """The model built so far, and what a factory knows about its node and the network around it.
 
-    ``training`` is for level 0 only; in a network, the call tells the layers.
+    ``training`` is for level 0 only; in a network, each call says whether the layers train.
 
     Attributes
     ----------
@@ -112,16 +112,17 @@ class Context(ConvertingContext):
     backend : str
         Keras's backend.
     xla : bool
-        Whether XLA compiles the network, and may compute a value twice, differently.
+        Whether XLA compiles the network, and so may compute a value twice, with different
+        roundings.
     anchor : keras.KerasTensor
-        An input of the network. Layers that read only weights and constants hang on it.
+        An input of the network. Layers that read only weights and constants take it as their input.
     tensors : dict
         Symbolic tensors by name.
     variables : dict
         Weights by name, as variables of layers.
     parts : dict
-        Inputs that are several tensors, one per index of the first stored axis: variables or
-        symbolic tensors; level 0 only.
+        Inputs that are split along their first stored axis into several variables or symbolic
+        tensors; level 0 only.
     """
 
     weights: Mapping[str, np.ndarray]
@@ -159,7 +160,7 @@ class Context(ConvertingContext):
         return all(name in self.tensors for name in names)
 
     def owned(self, *names: str) -> bool:
-        """Return whether all these are weights of this node alone, which its layer may own."""
+        """Return whether all these are weights read by this node alone, which its layer may own."""
         return all(name in self.weights and self.uses[name] == 1 for name in names)
 
     def name(self, node: Node, suffix: str = "") -> str:
@@ -179,16 +180,14 @@ class Context(ConvertingContext):
         wide = not self.single and self.dtypes.get(node.outputs[0]) == np.float32
         return self.wide_policy if wide else self.policy
 
-    def own(self, variable: Any, name: str, layout: Layout | None = None) -> None:
-        """Record that a layer's variable is this weight, stored in this layout."""
-        self.variables[name] = variable
-        if layout is not None:
-            self.layouts[name] = layout
+    def own(self, names: Sequence[str], *variables: Any, layout: Layout | None = None) -> None:
+        """Record that a layer's variables are these weights, the first one stored in this layout.
 
-    def own_kernel(self, layer: Any, names: Sequence[str], layout: Layout | None = None) -> None:
-        """Record a layer's kernel, stored in this layout, and its bias if there are two names."""
-        for variable, name in zip((layer.kernel, layer.bias), names, strict=False):
-            self.own(variable, name, layout if variable is layer.kernel else None)
+        There may be fewer names than variables.
+        """
+        self.variables.update(zip(names, variables, strict=False))
+        if layout is not None:
+            self.layouts[names[0]] = layout
 
     def variable(self, name: str) -> Any:
         """Return a weight as a variable in ONNX's layout, which several layers may share."""
@@ -198,7 +197,7 @@ class Context(ConvertingContext):
         return self.variables[name]
 
     def prefer(self, name: str, layout: Layout) -> None:
-        """At level 0, choose how an input is stored; in a network, the node before has chosen."""
+        """At level 0, choose an input's layout; in a network, the node before has chosen it."""
         if self.single:
             self.layouts[name] = layout
             if name in self.tensors:
@@ -237,11 +236,11 @@ class Context(ConvertingContext):
         return tuple(next(several) if name else None for name in node.outputs)
 
     def _result(self, name: str) -> str | None:
-        """Return the type of an integer or Boolean tensor, which no policy covers, or None."""
+        """Return the type of an integer or Boolean tensor, which no policy covers; else None."""
         return str(self.dtypes[name]) if self.is_integer(name) else None
 
     def stored(self, name: str) -> Shape | None:
-        """Return a tensor's shape as stored, if it is known except for the batch."""
+        """Return a tensor's shape as stored; None unless all sizes but the batch's are known."""
         shape = self.shapes.get(name)
         if shape is None:
             return None
@@ -298,8 +297,8 @@ def first_extreme(native: Function, best: Function) -> Function:
     """Return the reduction ``native`` with its gradient at the index that ``best`` returns.
 
     JAX's own gradient, and TensorFlow's, compare the elements with the maximum, and XLA may compute
-    either again with other roundings: then none is equal (docs/findings.md). Here the first of
-    equal elements takes the gradient.
+    either again with other roundings: then no element equals the maximum (docs/findings.md). Here
+    the gradient goes to the first of equal elements.
     """
 
     def extreme(x: Any, axes: Sequence[int], keepdims: bool = False) -> Any:

@@ -49,7 +49,7 @@ def conv(node: Node, context: Context) -> Any:
         layer = _CONVOLUTIONS[rank - 3](outputs, w.kernel, groups=groups, kernel_initializer="zeros", **settings)
         layout = kernel_last(rank)
     y = layer(x)
-    context.own_kernel(layer, weights, layout)
+    context.own(weights, layer.kernel, layer.bias, layout=layout)
     return y
 
 
@@ -82,7 +82,7 @@ def conv_transpose(node: Node, context: Context) -> Any:
     w = read_conv_transpose(node, context)
     weights = [name for name in node.inputs[1:] if name]
     rank = context.rank(node.inputs[0])
-    # The size of Keras's `valid` result, and what is cut off its end.
+    # The size of Keras's `valid` result, and how much is cut off its end.
     whole = [n * s + max(span - s, 0) for n, s, span in zip(w.image, w.strides, w.spans, strict=True)]
     behind = [n - begin - wanted for n, begin, wanted in zip(whole, w.pads_begin, w.outputs, strict=True)]
     # Keras has no groups here and no dilation with strides, and TensorFlow no gradients of dilated
@@ -99,7 +99,7 @@ def conv_transpose(node: Node, context: Context) -> Any:
         use_bias=len(weights) > 1, kernel_initializer="zeros", **context.settings(node),
     )  # fmt: skip
     y = layer(context.image(node))
-    context.own_kernel(layer, weights, kernel_last(rank))
+    context.own(weights, layer.kernel, layer.bias, layout=kernel_last(rank))
     if same or not (any(w.pads_begin) or any(behind)):
         return y
     settings = context.settings(node, ".crop")
@@ -112,7 +112,7 @@ def conv_transpose(node: Node, context: Context) -> Any:
 
 
 def _general_conv_transpose(node: Node, context: Context, w: TransposedWindow) -> Any:
-    """Convolve the image, with zeros between its pixels, with the mirrored kernel."""
+    """Convolve the image, spread with zeros between its pixels, with the mirrored kernel."""
     image, weight = node.inputs[:2]
     rank, groups = context.rank(image), node.attributes["group"]
     layout = context.layouts[node.outputs[0]] = context.image_layout(rank)
@@ -154,7 +154,7 @@ def _general_conv_transpose(node: Node, context: Context, w: TransposedWindow) -
 
 @in_onnx
 def col2_im(node: Node, context: Context) -> Function:
-    """Col2Im. On PyTorch, Keras's `segment_sum` is in float32."""
+    """Col2Im, without Keras's `segment_sum`, which on PyTorch computes in float32."""
     plan = read_columns(node, context)
     image, channels, cells = plan.window.image, plan.channels, plan.cells
     size, places = math.prod(image), np.expand_dims(cells, 1)

@@ -69,11 +69,11 @@ def _gelu_erf(x: Any) -> Any:
 
 
 def _add(x: Any, y: Any) -> Any:
-    """Add. On TensorFlow, `ops.add` takes a vector along any axis for a bias of the channels."""
+    """Add. On TensorFlow, `ops.add` mistakes a vector along any axis for a bias per channel."""
     rank = len(x.shape)
     axes = [axis for axis, size in enumerate(y.shape, rank - len(y.shape)) if size != 1]
     if len(y.shape) > rank or (len(axes) == 1 and axes != [rank - 1 if y.shape[axes[0] - rank] == x.shape[-1] else 1]):
-        x, y = (each.value if isinstance(each, Variable) else each for each in (x, y))  # their + is `ops.add`
+        x, y = (each.value if isinstance(each, Variable) else each for each in (x, y))  # a variable's + is `ops.add`
         return x + y
     return ops.add(x, y)
 
@@ -143,7 +143,7 @@ def dropout(node: Node, context: Context) -> Any:
 
 
 def _dropout_with_mask(node: Node, context: Context, ratio: float) -> Any:
-    """Return the mask, too: what the layer makes of ones."""
+    """Return a Dropout with its mask, which is the layer's result on ones."""
     if not context.training or not ratio:
         return lambda x, *_: (x, ops.ones_like(x, dtype="bool"))
     x = context.tensors[node.inputs[0]]
@@ -176,7 +176,7 @@ def bit_shift(node: Node, context: Context) -> Any:
     left, bits, unsigned = node.attributes["direction"] == "LEFT", 8 * dtype.itemsize, dtype.kind == "u"
 
     def shifted(x: Any, y: Any) -> Any:
-        inside = ops.logical_and(y >= 0, y < bits)  # Keras leaves open what other shifts do
+        inside = ops.logical_and(y >= 0, y < bits)  # Keras does not define other shifts
         y = ops.where(inside, y, ops.full_like(y, bits - 1))
         if left:
             return ops.where(inside, ops.left_shift(x, y), ops.zeros_like(x))

@@ -50,7 +50,7 @@ def gather_nd(node: Node, context: Context) -> Function:
         raise NetworkError("GatherND of data of unknown size", where=node.name)
 
     def run(x: Any, i: Any) -> Any:
-        """Number the cells: Keras looks up rows of one axis only."""
+        """Look up cells by number, as Keras looks up rows along one axis only."""
         i = ops.cast(i, "int32")
         columns = [i[..., axis] for axis in range(len(plan.sizes))]
         places = [
@@ -80,7 +80,7 @@ def scatter_nd(node: Node, context: Context) -> Function:
 
 
 def _from_start(columns: Sequence[Any], plan: nodes.Tuples) -> list[Any]:
-    """Return the indices of each axis without negative ones, which count from the end."""
+    """Convert each axis's negative indices, which count from the end, to indices from the start."""
     if not plan.wraps:
         return list(columns)
     return [ops.where(i < 0, i + size, i) for i, size in zip(columns, plan.sizes, strict=True)]
@@ -104,7 +104,7 @@ def cum_sum(node: Node, context: Context) -> Function:
 @in_onnx
 def top_k(node: Node, context: Context) -> Function:
     plan, wanted = nodes.read_extreme(node, context), context.wanted(node)
-    axis, native = plan.axis, context.backend != "torch"  # PyTorch's takes any of equal values
+    axis, native = plan.axis, context.backend != "torch"  # PyTorch's picks any of equal values
 
     def run(x: Any, *_: Any) -> Any:
         x = ops.moveaxis(x, axis, -1)
@@ -195,7 +195,7 @@ _FUNCTIONS = SamplingFunctions(ops.floor, ops.round, ops.absolute, ops.clip, lam
 
 @in_onnx
 def grid_sample(node: Node, context: Context) -> Function:
-    """Return a sum over the cells near every point; Keras has no such operation."""
+    """Return a weighted sum over the cells near each point; Keras has no such operation."""
     plan = read_grid_sample(node, context)
     axes, last = len(plan.sizes), (0, *range(2, 2 + len(plan.sizes)), 1)
 

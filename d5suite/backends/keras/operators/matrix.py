@@ -24,7 +24,7 @@ def gemm(node: Node, context: Context) -> Any:
         settings = {"kernel_initializer": "zeros", **context.settings(node)}
         layer = layers.Dense(plan.features, use_bias=len(weights) > 1, **settings)
         y = layer(context.enter(node, 0, identity(2)))
-        context.own_kernel(layer, weights, (1, 0) if trans_b else None)
+        context.own(weights, layer.kernel, layer.bias, layout=(1, 0) if trans_b else None)
         return y
     to_a, to_b = map(context.to_onnx, node.inputs[:2])
     # TensorFlow 2.21 fuses this addition into the product, and then fails on a bias of two axes.
@@ -75,7 +75,7 @@ def dft(node: Node, context: Context) -> Function:
 
 
 def _transformed(x: Any, plan: Fourier) -> Any:
-    """Transform numbers whose real and imaginary parts are the last axis, along the one before."""
+    """Fourier-transform the last axis but one; the last axis holds real and imaginary parts."""
     x = x[..., : plan.taken, :]
     if plan.real and plan.half:
         return ops.stack(ops.rfft(x[..., 0], plan.length), -1)

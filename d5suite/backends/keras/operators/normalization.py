@@ -43,12 +43,10 @@ def batch_normalization(node: Node, context: Context) -> Any:
     settings = {key: node.attributes[key] for key in ("momentum", "epsilon")}
     layer = layers.BatchNormalization(axis, center=scaled, scale=scaled, **settings, **context.settings(node))
     y = layer(x)
-    for name, variable in zip(statistics, (layer.moving_mean, layer.moving_variance), strict=True):
-        context.own(variable, name)
+    context.own(statistics, layer.moving_mean, layer.moving_variance)
     if not scaled:
         return _scaled(node, context, y, axis % rank)
-    context.own(layer.gamma, weights[0])
-    context.own(layer.beta, weights[1])
+    context.own(weights[:2], layer.gamma, layer.beta)
     return y
 
 
@@ -68,7 +66,7 @@ def _scaled(node: Node, context: Context, y: Any, axis: int) -> Any:
 
 
 def _batch_normalization_by_batch(node: Node, context: Context) -> Any:
-    """Compute what the layer does in training, with the running statistics as results."""
+    """Compute what the layer does in training, but return the running statistics."""
     rank, momentum, epsilon = context.rank(node.inputs[0]), node.attributes["momentum"], node.attributes["epsilon"]
     layout = context.layouts[node.outputs[0]] = context.image_layout(rank)
     context.prefer(node.inputs[0], layout)
@@ -110,8 +108,7 @@ def layer_normalization(node: Node, context: Context) -> Any:
     if plan.full and not any(wanted[1:]) and context.owned(*weights) and context.computed(image):
         layer = layers.LayerNormalization(axes, epsilon, center=len(weights) > 1, **context.settings(node))
         y = layer(context.enter(node, 0, identity(context.rank(image))))
-        for name, variable in zip(weights, (layer.gamma, layer.beta), strict=False):
-            context.own(variable, name)
+        context.own(weights, layer.gamma, layer.beta)
         return y
     converters = [context.to_onnx(name) for name in (image, *weights)]
 
@@ -154,8 +151,7 @@ def group_normalization(node: Node, context: Context) -> Any:
         settings = context.settings(node)
         layer = layers.GroupNormalization(plan.groups, layout.index(1) - len(layout), epsilon, **settings)
         y = layer(context.tensors[image])
-        for name, variable in zip(weights, (layer.gamma, layer.beta), strict=True):
-            context.own(variable, name)
+        context.own(weights, layer.gamma, layer.beta)
         return y
 
     def run(x: Any, scale: Any, bias: Any) -> Any:
@@ -174,7 +170,7 @@ def rms_normalization(node: Node, context: Context) -> Any:
     if plan.full and context.owned(weight) and context.computed(image):
         layer = layers.RMSNormalization(axes, epsilon, **context.settings(node))
         y = layer(context.enter(node, 0, identity(context.rank(image))))
-        context.own(layer.scale, weight)
+        context.own([weight], layer.scale)
         return y
     onnx, stretched = context.to_onnx(image), context.to_onnx(weight)
     return context.calculate(

@@ -17,6 +17,7 @@ from d5suite.backends.keras.engine import ENGINES, scope
 from d5suite.backends.keras.operators.context import Context, Function, require_backend
 from d5suite.backends.keras.operators.table import OPERATORS
 from d5suite.levels import operator as level
+from d5suite.levels.layouts import arranged
 from d5suite.network.operation import Operation, is_floating
 
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
@@ -29,8 +30,8 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
 class Operator(level.Operator):
     """One ONNX node in Keras: a layer, or a function of `keras.ops`.
 
-    On PyTorch, where Keras compiles nothing, a layer computes with its variables. A call with
-    another feed than the last one loads that feed's weights into them.
+    On PyTorch, where Keras compiles nothing, a layer computes with its variables. A call with a new
+    feed loads the weights of that feed into the variables.
     """
 
     def __init__(self, operation: Operation, *, mode: str, device: str) -> None:
@@ -83,7 +84,7 @@ class Operator(level.Operator):
         return context
 
     def _model(self, context: Context, made: Any) -> tuple[Any, Function, Function]:
-        """Return a functional model and its calls: with weights as arguments, and with its own."""
+        """Return a functional model and two calls: with weights as arguments, and with its own."""
         for name in dict.fromkeys(self.operation.node.inputs):
             if name in context.parts:
                 self._places += [(name, part, target) for part, target in enumerate(context.parts[name])]
@@ -161,8 +162,7 @@ class Operator(level.Operator):
     def _stored(self, name: str, array: np.ndarray) -> np.ndarray:
         if name in self.packing:
             array = self.packing[name].pack(array)
-        layout = self._layouts.get(name)
-        return np.array(array.transpose(layout) if layout else array, order="C")
+        return np.array(arranged(array, self._layouts.get(name)), order="C")
 
     def _native(self, array: np.ndarray) -> Any:
         dtype = str(array.dtype)
@@ -198,7 +198,7 @@ class Operator(level.Operator):
         return fetched
 
     def _sources(self) -> list[int]:
-        """Return the native inputs that have a gradient."""
+        """Return the numbers of the native inputs that have a gradient."""
         names = [self.operation.node.inputs[index] for index in self.operation.differentiable]
         return [i for i, (name, _, _) in enumerate(self._places) if name in names]
 

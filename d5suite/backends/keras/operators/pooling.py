@@ -72,7 +72,7 @@ def _with_indices(node: Node, context: Context, w: Window, x: Any) -> Any:
 
 
 def _larger(x: Any, y: Any) -> Any:
-    """Return the maximum; its gradient compares no element with a maximum (`first_extreme`)."""
+    """Return the maximum; its gradient does not compare elements with it (see `first_extreme`)."""
     return ops.where(x > y, x, ops.where(x < y, y, x / 2 + y / 2))
 
 
@@ -90,12 +90,12 @@ def _taps(w: Window, context: Context) -> Function:
 
 
 def _by_taps(w: Window, context: Context) -> bool:
-    """Return whether there is no kernel: Keras's lack dilation, TensorFlow's in 3-D float64."""
+    """Return whether to pool by cells: dilated, or in 3-D on TensorFlow except in float32."""
     return w.dilated or (len(w.kernel) == 3 and context.backend == "tensorflow" and context.policy != "float32")
 
 
 def _combined(node: Node, context: Context, w: Window, x: Any, combine: Function) -> Any:
-    """Pool a padded image cell by cell of the window."""
+    """Pool a padded image by combining the cells of each window."""
     taps, shape = _taps(w, context), context.stored(node.outputs[0])
     return Calculation(lambda y: combine(taps(y)), [...], shape, **context.settings(node))(x)
 
@@ -152,7 +152,7 @@ def lp_pool(node: Node, context: Context) -> Any:
 
 
 def _root(sums: Any, order: int) -> Any:
-    """Return a root, with the gradient 0 at 0."""
+    """Return the root of this order, with the gradient 0 at 0."""
     return ops.where(sums > 0, ops.where(sums > 0, sums, 1) ** (1 / order), 0)
 
 

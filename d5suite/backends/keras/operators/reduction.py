@@ -21,6 +21,7 @@ from d5suite.backends.keras.operators.context import (
     is_bool,
 )
 from d5suite.levels.layouts import same
+from d5suite.levels.operator import after
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last, identity
 from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
@@ -33,8 +34,8 @@ def softmax(node: Node, context: Context) -> Any:
     axis, x = layout.index(read_axis(node, context)), context.enter(node, 0, layout)
     if context.backend == "jax":
         # XLA recomputes fused values, not always with the same rounding: a logit around 1e10, as in
-        # ONNX's SqueezeNet, may then exceed the maximum that softmax subtracts, by hundreds. So
-        # subtract it once before.
+        # ONNX's SqueezeNet, may then exceed the maximum that softmax subtracts, by hundreds. So the
+        # maximum is subtracted twice.
         shift = Calculation(
             lambda x: x - ops.max(x, axis, keepdims=True), [...], x.shape, **context.settings(node, ".shift")
         )
@@ -48,7 +49,7 @@ def log_softmax(node: Node, context: Context) -> Any:
 
 
 def reduce(function: Function, empty: float | None = None) -> Factory:
-    """Return a factory for a reduction, with its value over nothing if Keras has none."""
+    """Return a factory for a reduction; ``empty`` is its value if there are no elements."""
 
     def factory(node: Node, context: Context) -> Any:
         layout, plan = context.keep_layout(node), read_reduce(node, context)
@@ -65,7 +66,7 @@ def reduce(function: Function, empty: float | None = None) -> Factory:
 
 
 def extreme(native: Function, empty: float, exact: Function) -> Factory:
-    """Return a factory for a maximum or minimum, with its value over nothing."""
+    """Return a factory for a maximum or minimum; ``empty`` is its value of no elements."""
 
     def factory(node: Node, context: Context) -> Any:
         fused = context.xla and not context.is_integer(node.inputs[0])
@@ -82,16 +83,11 @@ def _minimum(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
     return (ops.all if is_bool(x) else ops.min)(x, axes, keepdims=keepdims)
 
 
-def _sum_square(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
-    return ops.sum(ops.square(x), axes, keepdims=keepdims)
+_sum_square = after(ops.sum, ops.square)
 
 
 def _norm(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
     return ops.sqrt(_sum_square(x, axes, keepdims=keepdims))
-
-
-def _sum_absolute(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
-    return ops.sum(ops.abs(x), axes, keepdims=keepdims)
 
 
 def softmax_cross_entropy_loss(node: Node, context: Context) -> Any:
@@ -126,7 +122,7 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> Any:
 
 
 OPERATORS: dict[str, Factory] = {
-    "ReduceL1": reduce(_sum_absolute),
+    "ReduceL1": reduce(after(ops.sum, ops.abs)),
     "ReduceL2": reduce(_norm),
     "ReduceLogSumExp": reduce(ops.logsumexp),
     "ReduceMax": extreme(_maximum, -math.inf, first_extreme(ops.max, ops.argmax)),

@@ -33,7 +33,7 @@ def attention(node: Node, context: Context) -> Any:
 
 
 def _plain_attention(node: Node, context: Context, plan: Attention) -> Any:
-    """Call Keras's own attention, which has heads after steps."""
+    """Call Keras's own attention, in whose layout heads come after steps."""
     dtype, bias = str(context.dtypes[node.inputs[0]]), None
     if plan.bias is not None and not plan.causal:
         bias = ops.convert_to_tensor(plan.bias.reshape((1,) * (4 - plan.bias.ndim) + plan.bias.shape), dtype)
@@ -61,7 +61,7 @@ def _plain_attention(node: Node, context: Context, plan: Attention) -> Any:
 
 
 def _general_attention(node: Node, context: Context, plan: Attention) -> Any:
-    """Compute every variant and intermediate value."""
+    """Compute attention by formula, for every variant and intermediate result."""
 
     def heads(x: Any, count: int) -> Any:
         return ops.transpose(ops.reshape(x, (*x.shape[:2], count, -1)), (0, 2, 1, 3)) if plan.split_heads else x
@@ -194,7 +194,7 @@ def _in_network(node: Node, context: Context, plan: Recurrent, *, has_layer: boo
 
 
 def _by_layers(node: Node, context: Context, plan: Recurrent) -> tuple[Function, bool]:
-    """Return a function of ONNX's inputs that is batch first, and whether XLA can compile it."""
+    """Return a function of ONNX's inputs, batch first, and whether XLA can compile it."""
     each = [
         _layer(node, context, plan, backwards=plan.reverse or d == 1, suffix=f".{d}") for d in range(plan.directions)
     ]
@@ -227,7 +227,7 @@ def _transposed(packing: Packing) -> Packing:
 
 
 def _biases(plan: Recurrent, order: str) -> Packing:
-    """Pack ONNX's two biases as Keras's two, or as one, their sum, whose gradient both have."""
+    """Pack ONNX's two biases as Keras's two, or as their sum, whose gradient both get."""
     both = plan.bias_gates(order)
     if plan.linear_before_reset and plan.kind == "GRU":
         return Packing(

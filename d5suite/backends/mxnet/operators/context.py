@@ -49,7 +49,7 @@ class Context(NodeContext):
     kept : dict of str to numpy.ndarray
         The array that an operator gets after its inputs, by node.
     packed : list of Packed
-        Level 0 only.
+        Inputs that a kernel takes as one vector; level 0 only.
     in_blocks : frozenset of str
         Tensors whose gradient oneDNN may store in blocks of channels; see `stored_in_blocks`.
     """
@@ -83,14 +83,14 @@ _KEEPS_BLOCKS = frozenset({
     "Mish", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign",
     "Sqrt", "Sub", "Sum", "Tan", "Tanh",
 })  # fmt: skip
-"""Operators whose input's gradient may be computed in the place of their output's."""
+"""Operators whose input's gradient may be computed in the memory of their output's gradient."""
 
 
 def stored_in_blocks(network: Network) -> frozenset[str]:
     """Return a network's tensors whose gradient oneDNN may store in blocks of channels.
 
-    It comes from a convolution, maybe through element-wise operators. Most others, such as a
-    product of two tensors, a pool or a transpose, write their gradient in order.
+    Such a gradient comes from a convolution, maybe through element-wise operators. Most other
+    operators, such as a product of two tensors, a pool or a transpose, write gradients in order.
     """
     numbers = {name for name in network.constants if network.initializers[name].ndim == 0}
     found: set[str] = set()
@@ -106,7 +106,7 @@ def stored_in_blocks(network: Network) -> frozenset[str]:
 
 
 def in_order(F: Any, x: Any) -> Any:
-    """Copy a tensor, so that its gradient is not in blocks of channels before this node.
+    """Copy a tensor, so that the nodes before get its gradient in order, not in blocks.
 
     MXNet computes element-wise gradients in place, in such blocks, but not a slice's gradient.
     """

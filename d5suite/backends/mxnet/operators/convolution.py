@@ -40,8 +40,8 @@ def conv_transpose(node: Node, context: Context) -> Call:
     if shape[1] is None:
         raise NetworkError(f"{node.op_type} with an unknown number of channels is not implemented", where=node.name)
     settings = {"kernel": w.kernel, "dilate": w.dilations, "num_filter": shape[1] * groups, "num_group": groups}
-    # MXNet has three dimensions only in oneDNN: in float32 and without dilation. Its own, for
-    # float64, is wrong if there are both strides and dilations.
+    # Only oneDNN's kernel has three dimensions, in float32 and without dilation. MXNet's own
+    # kernel, for float64, is wrong if there are both strides and dilations.
     dilated, wide = max(w.dilations) > 1, context.dtype == "float64"
     exotic = (rank == 3 and (wide or dilated)) or (wide and dilated and max(w.strides) > 1)
     if not exotic and w.symmetric and all(e < s for e, s in zip(w.output_padding, w.strides, strict=True)):
@@ -61,7 +61,7 @@ def conv_transpose(node: Node, context: Context) -> Call:
 
 
 def _by_convolution(F: Any, x: Any, weight: Any, w: TransposedWindow, settings: Mapping[str, Any], shape: Shape) -> Any:
-    """Convolve the mirrored kernel with the image, zeros between its pixels."""
+    """Convolve the image, spread with zeros between its pixels, with the mirrored kernel."""
     rank = len(shape)
     for axis, (size, stride) in enumerate(zip(w.image, w.strides, strict=True), start=2):
         if stride > 1:
@@ -81,7 +81,7 @@ def col2_im(node: Node, context: Context) -> Call:
     if len(w.image) > 2:
         raise NetworkError("MXNet's col2im has one or two spatial axes", where=node.name)
     sizes, line = [n + sum(pair) for n, pair in zip(w.image, w.pads, strict=True)], len(w.image) == 1
-    ahead = (1,) if line else ()  # its kernel fails on one axis
+    ahead = (1,) if line else ()  # the kernel fails on one axis
     settings = {
         "output_size": (*ahead, *sizes),
         "kernel": (*ahead, *w.kernel),

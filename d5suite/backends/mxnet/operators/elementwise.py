@@ -35,7 +35,7 @@ def formula(function: Call, *names: str) -> Factory:
 
 
 def activation(kind: str) -> Factory:
-    """Return a factory for an activation of Gluon's layer."""
+    """Return a factory for MXNet's ``Activation`` of this ``act_type``."""
     return lambda node, context: lambda F, x: F.Activation(x, act_type=kind)
 
 
@@ -56,7 +56,7 @@ def binary(name: str, scalar: Callable[[Any, Any], Any]) -> Factory:
 
 
 def _given(x: Any) -> bool:
-    """Return whether a symbol is an input: it has no gradient, which spoils elemwise_add's."""
+    """Return whether a symbol is an input: it has no gradient, and elemwise_add's is then wrong."""
     children = getattr(x, "get_children", None)
     return children is not None and children() is None
 
@@ -140,7 +140,7 @@ def gelu(node: Node, context: Context) -> Call:
 
 
 def _exact_erf(F: Any, x: Any) -> Any:
-    """Return erf with a float64 gradient: MXNet's divides by the root of pi as a float32."""
+    """Return erf with an exact float64 gradient: MXNet's divides by the root of pi in float32."""
     excess = float(np.float32(math.sqrt(math.pi))) / math.sqrt(math.pi)
     y = F.erf(x)
     return y * excess + F.BlockGrad(y * (1 - excess))
@@ -165,7 +165,7 @@ def clip(node: Node, context: Context) -> Call:
         bounds = [(low, "maximum"), (high, "minimum")]
         return lambda F, x, *_: reduce(lambda y, b: y if b[0] is None else getattr(F, b[1])(y, b[0]), bounds, x)
     low, high = -math.inf if low is None else low, math.inf if high is None else high
-    low = min(low, high)  # if they cross, the upper one wins
+    low = min(low, high)  # if the bounds cross, the upper one wins
     return lambda F, x, *_: F.clip(x, a_min=low, a_max=high)
 
 
@@ -312,7 +312,7 @@ def bitwise(name: str) -> Factory:
 
 
 def bit_shift(node: Node, context: Context) -> Call:
-    """MXNet shifts no bits: numbers are multiplied or divided, exactly, in float32."""
+    """Shift by a product or quotient in float32, which is exact: MXNet shifts no bits."""
     if context.type_of(node.inputs[0]) != "uint8":
         raise NetworkError("MXNet shifts no bits, and has no unsigned integers but of 8 bits", where=node.name)
     left = node.attributes["direction"] == "LEFT"

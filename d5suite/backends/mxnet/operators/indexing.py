@@ -84,7 +84,7 @@ def _scattered(F: Any, updates: Any, cells: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _cells(F: Any, indices: Any, plan: nodes.Tuples, rank: int) -> Any:
-    """Return the data's cells that tuples of indices name, as MXNet wants them: axes first."""
+    """Return an index of the cells named by tuples of indices, as MXNet takes it: axes first."""
     indices = F.cast(indices, dtype="int64")
     columns = [F.slice_axis(indices, axis=-1, begin=axis, end=axis + 1) for axis in range(len(plan.sizes))]
     if rank > 1:
@@ -96,7 +96,7 @@ def _cells(F: Any, indices: Any, plan: nodes.Tuples, rank: int) -> Any:
 
 
 def _from_start(F: Any, indices: Any, size: int) -> Any:
-    """Return indices without negative ones, which count from the end."""
+    """Convert negative indices, which count from the end, to indices from the start."""
     return indices + F.cast(indices < 0, dtype="int64") * size
 
 
@@ -203,9 +203,10 @@ arg_max = arg_min = extreme
 
 
 def grid_sample(node: Node, context: Context) -> Call:
-    """Return a sum over the cells near every point.
+    """Return a weighted sum over the cells near each point.
 
-    MXNet's own kernel is for bilinear samples of aligned two-dimensional images in zeros.
+    MXNet's own kernel takes only bilinear samples of two-dimensional images, aligned and padded
+    with zeros.
     """
     plan = read_grid_sample(node, context)
     axes = len(plan.sizes)

@@ -57,7 +57,7 @@ def mat_mul(node: Node, context: Context) -> Call:
 
 
 def _of_rank(F: Any, x: Any, rank: int, shape: Shape) -> Any:
-    """Add leading axes of size 1."""
+    """Add leading axes of size 1, up to this rank."""
     return reduce(lambda y, _: F.expand_dims(y, axis=0), range(rank - len(shape)), x)
 
 
@@ -82,7 +82,7 @@ def det(node: Node, context: Context) -> Call:
     rank = context.rank(node.inputs[0])
 
     def repeatable(F: Any, x: Any) -> Any:
-        """Add a sum with the gradient det(x) x⁻ᵀ: MXNet's own overwrites what it starts from."""
+        """Return det(x), with the gradient det(x) x⁻ᵀ: MXNet's own overwrites what it reads."""
         y = F.BlockGrad(F.linalg_det(x))
         inverse = F.swapaxes(F.linalg_inverse(x), dim1=rank - 2, dim2=rank - 1)
         slope = F.BlockGrad(F.broadcast_mul(F.reshape(y, shape=(-2, 1, 1)) if rank > 2 else y, inverse))
@@ -106,7 +106,7 @@ def dft(node: Node, context: Context) -> Call:
 
 
 def _matrix(plan: Fourier) -> np.ndarray:
-    """Return the matrix whose rows are the transforms of each part of each number alone."""
+    """Return the transform's matrix: its rows are the transforms of the unit vectors."""
     parts = 1 if plan.real else 2
     alone = np.eye(plan.size * parts).reshape(-1, plan.size, parts)
     values = alone[..., 0] if plan.real else alone[..., 0] + 1j * alone[..., 1]

@@ -53,7 +53,7 @@ def instance_normalization(node: Node, context: Context) -> Call:
 
 
 def layer_normalization(node: Node, context: Context) -> Call:
-    """MXNet normalizes one axis, so several are merged."""
+    """Normalize; several axes are merged into one, as MXNet normalizes only one."""
     plan, wanted = read_layer_normalization(node, context), context.wanted(node)
     first, full, epsilon = plan.axes[0], plan.full, plan.epsilon
     merged, shown = len(plan.axes) > 1, any(wanted[1:])
@@ -100,7 +100,7 @@ def lrn(node: Node, context: Context) -> Call:
 
 
 def group_normalization(node: Node, context: Context) -> Call:
-    """MXNet's scale and bias are per group, so they are 1 and 0 there."""
+    """Apply scale and bias per channel outside MXNet's kernel, whose own are per group."""
     groups, epsilon = node.attributes["num_groups"], node.attributes["epsilon"]
     column = (1, -1, *[1] * (context.rank(node.inputs[0]) - 2))
 

@@ -6,7 +6,6 @@ adapter.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +16,7 @@ import numpy as np
 from d5suite.backends.mxnet import custom as custom_operators
 from d5suite.backends.mxnet.operators.context import ARRAY_TYPES, Call, Context
 from d5suite.backends.mxnet.operators.table import OPERATORS
-from d5suite.backends.mxnet.runtime import CONTEXTS, mx
+from d5suite.backends.mxnet.runtime import CONTEXTS, address, mx
 from d5suite.errors import NetworkError
 from d5suite.levels import operator as level
 from d5suite.network.operation import STATIC_INPUTS, Operation, is_floating
@@ -138,9 +137,7 @@ class Operator(level.Operator):
     def extent(self, value: Any) -> tuple[int, int] | None:
         if not isinstance(value, mx.nd.NDArray):
             return None
-        address = ctypes.c_void_p()
-        mx.base.check_call(mx.base._LIB.MXNDArrayGetData(value.handle, ctypes.byref(address)))
-        return address.value or 0, value.size * np.dtype(value.dtype).itemsize
+        return address(value), value.size * np.dtype(value.dtype).itemsize
 
     def synchronize(self, *results: Any) -> None:
         mx.nd.waitall()

@@ -16,7 +16,7 @@ from d5suite.network.nodes.windows import Window
 
 
 def _is_native(w: Window) -> bool:
-    """Return whether MXNet's padding can express it: symmetric, below the kernel, undilated."""
+    """Return whether MXNet can pool this: symmetric padding below the kernel, no dilation."""
     inside = all(p < k for p, k in zip(w.pads_begin, w.kernel, strict=True))
     return w.symmetric and inside and not w.dilated
 
@@ -81,7 +81,7 @@ def _with_indices(node: Node, context: Context, w: Window, pool: Call) -> Call:
 
 
 def average_pool(node: Node, context: Context) -> Call:
-    """MXNet counts its own padding, and a factor corrects it: oneDNN would log every new shape."""
+    """Pool with the padding counted, then correct; otherwise oneDNN would log every new shape."""
     w = read_pool(node, context)
     means = _means(w)
     correction = w.divisor_correction(include_pad=bool(node.attributes["count_include_pad"]))
@@ -113,7 +113,7 @@ def lp_pool(node: Node, context: Context) -> Call:
 
 
 def _root(F: Any, sums: Any, order: int) -> Any:
-    """Return a root, with the gradient 0 at 0."""
+    """Return the root of this order, with the gradient 0 at 0."""
     positive = sums > 0
     return F.where(positive, F.where(positive, sums, F.ones_like(sums)) ** (1 / order), F.zeros_like(sums))
 

@@ -44,7 +44,7 @@ def reduce(function: str | Call) -> Factory:
 
 
 def extreme(function: str) -> Factory:
-    """Return a factory for an extreme; in a network, equal elements share its gradient."""
+    """Return a factory for an extreme; in a training network, equal elements share its gradient."""
 
     def shared(F: Any, x: Any, *, axis: Any, keepdims: bool) -> Any:
         y = getattr(F, function)(x, axis=axis, keepdims=True)

@@ -77,7 +77,7 @@ def attention(node: Node, context: Context) -> Call:
 
 
 def _with_heads(shape: Shape, heads: int, *, split: bool) -> Shape:
-    """Return (batch, heads, steps, size) of a shape that may be (batch, steps, heads x size)."""
+    """Convert a shape (batch, steps, heads x size) to (batch, heads, steps, size) if ``split``."""
     return (shape[0], heads, shape[1], (shape[2] or 0) // heads) if split else shape
 
 
@@ -89,7 +89,7 @@ def _slices(F: Any, x: Any, count: int, *, keep: bool = False) -> list[Any]:
 
 
 def recurrent(node: Node, context: Context) -> Call:
-    """MXNet's kernel or, for variants that it lacks, the recurrence step by step."""
+    """Return MXNet's kernel or, if it lacks the variant, a loop over the steps."""
     plan = read_recurrent(node, context)
     if not plan.has_kernel:
         return _step_by_step(node, context, plan)
@@ -111,7 +111,7 @@ def recurrent(node: Node, context: Context) -> Call:
     }
 
     def first_state(F: Any, x: Any, kept: Any) -> Any:
-        """Return zeros, kept or, where the batch is open, made of the input."""
+        """Return zeros: ``kept`` or, if the batch's size is unknown, zeros made from the input."""
         if plan.batch:
             return kept
         cell = F.zeros_like(F.slice_axis(F.slice_axis(x, axis=2, begin=0, end=1), axis=time, begin=0, end=1))

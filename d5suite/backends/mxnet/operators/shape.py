@@ -61,8 +61,8 @@ def _alone(F: Any, x: Any) -> Any:
 def _fails_in_blocks(node: Node, context: Context) -> bool:
     """Return whether a transpose before this node gets its gradient in another shape's blocks.
 
-    Then it fails (docs/findings.md). With five axes, as in a shuffle of channels, `reshape` has a
-    copy already; with six it was right.
+    Then it fails (docs/findings.md). With five axes, as in a shuffle of channels, `reshape` copies
+    already; with six, results were right.
     """
     if node.outputs[0] not in context.in_blocks:
         return False

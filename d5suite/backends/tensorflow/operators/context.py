@@ -80,7 +80,7 @@ class Context(ConvertingContext):
 
     @property
     def recomputes(self) -> bool:
-        """Whether XLA may compute values twice, differently; a node alone has its inputs stored."""
+        """Whether XLA may compute a value twice, rounded differently; level 0 stores its inputs."""
         return self.xla and self.gradients and not self.single
 
     def image_layout(self, rank: int) -> Layout:
@@ -88,9 +88,9 @@ class Context(ConvertingContext):
         return channels_last(rank) if self.images_last else identity(rank)
 
     def image(self, node: Node) -> tuple[Images, Call]:
-        """Return the form of a node's images, and what brings the first input into it.
+        """Return a node's `Images`, and a function that converts the first input to their layout.
 
-        The output gets their layout.
+        The output gets the same layout.
         """
         rank = self.rank(node.inputs[0])
         layout = self.layouts[node.outputs[0]] = self.image_layout(rank)
@@ -105,11 +105,11 @@ class Context(ConvertingContext):
 
 
 def first_extreme(best: Call) -> Call:
-    """Return a reduction by the index that ``best`` finds, `tf.argmax` or `tf.argmin`.
+    """Return a reduction to the element that ``best``, `tf.argmax` or `tf.argmin`, finds.
 
     TensorFlow's own gradient compares the elements with the maximum, and XLA may compute either
-    again with other roundings: then none is equal (docs/findings.md). Here the first of equal
-    elements takes the gradient.
+    again with other roundings: then no element equals the maximum (docs/findings.md). Here the
+    gradient goes to the first of equal elements.
     """
 
     def extreme(x: Any, axes: Sequence[int], keepdims: bool = False) -> Any:
@@ -132,8 +132,8 @@ def in_float32(x: Any) -> Any:
 
 def add_bias(y: Any, bias: Any, context: Context, data_format: str | None = None) -> Any:
     """Add a bias per channel."""
-    # On the CPU, TensorFlow (2.21) sums its bfloat16 gradient in bfloat16, unless oneDNN fuses that
-    # with a convolution's.
+    # On the CPU, TensorFlow (2.21) sums the bias's bfloat16 gradient in bfloat16, unless oneDNN
+    # fuses the sum with a convolution's gradient.
     if y.dtype == tf.bfloat16 and context.gradients and context.single:
         return y + bias
     return tf.nn.bias_add(y, bias, data_format)
@@ -175,7 +175,7 @@ class Images:
         return replace(w, **ones, **zeros)
 
     def enter(self, x: Any) -> Any:
-        """Add the second spatial axis if there is one only."""
+        """Add a second spatial axis if there is only one."""
         return x if self.rank > 3 else tf.expand_dims(x, 1 if self.last else 2)
 
     def leave(self, x: Any) -> Any:

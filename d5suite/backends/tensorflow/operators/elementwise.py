@@ -164,7 +164,7 @@ def bit_shift(node: Node, context: Context) -> Call:
     left, bits = node.attributes["direction"] == "LEFT", 8 * context.dtypes[node.inputs[0]].itemsize
 
     def shifted(x: Any, y: Any) -> Any:
-        inside = (y >= 0) & (y < bits)  # TensorFlow leaves open what other shifts do
+        inside = (y >= 0) & (y < bits)  # TensorFlow does not define other shifts
         y = tf.where(inside, y, tf.cast(bits - 1, y.dtype))
         if left:
             return tf.where(inside, tf.bitwise.left_shift(x, y), tf.zeros_like(x))

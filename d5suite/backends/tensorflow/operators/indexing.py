@@ -61,7 +61,7 @@ def _swapped(axis: int, rank: int) -> list[int]:
 
 
 def _from_start(indices: Any, size: int) -> Any:
-    """Return indices without negative ones, which count from the end."""
+    """Convert negative indices, which count from the end, to indices from the start."""
     return tf.where(indices < 0, indices + size, indices)
 
 
@@ -183,7 +183,7 @@ _FUNCTIONS = SamplingFunctions(tf.floor, tf.round, tf.abs, tf.clip_by_value, lam
 
 
 def grid_sample(node: Node, context: Context) -> Call:
-    """Return a sum over the cells near every point; TensorFlow has no kernel."""
+    """Return a weighted sum over the cells near each point; TensorFlow has no kernel for it."""
     plan, (image, grid) = read_grid_sample(node, context), node.inputs
     layout = context.layouts[node.outputs[0]] = channels_last(context.rank(image))
     to_last, to_onnx = context.convert(image, layout), context.to_onnx(grid)
@@ -191,10 +191,9 @@ def grid_sample(node: Node, context: Context) -> Call:
     def run(x: Any, grid: Any) -> Any:
         rows = tf.reshape(in_float32(to_last(x)), [x.shape[0], -1, plan.channels])
         points = tf.reshape(in_float32(to_onnx(grid)), [x.shape[0], -1, len(plan.sizes)])
-        y = tf.add_n([
-            tf.gather(rows, tap.cell, batch_dims=1) * tap.weight[..., tf.newaxis]
-            for tap in taps(plan, _FUNCTIONS, tf.unstack(points, axis=-1))
-        ])  # fmt: skip
+        near = taps(plan, _FUNCTIONS, tf.unstack(points, axis=-1))
+        cells, weights = (tf.stack(each, 1) for each in ([tap.cell for tap in near], [tap.weight for tap in near]))
+        y = tf.reduce_sum(tf.gather(rows, cells, batch_dims=1) * weights[..., tf.newaxis], 1)
         return tf.cast(tf.reshape(y, [x.shape[0], *plan.outputs, plan.channels]), x.dtype)
 
     return run

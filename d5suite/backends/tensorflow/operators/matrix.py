@@ -89,7 +89,7 @@ def dft(node: Node, context: Context) -> Call:
 
 
 def _transformed(x: Any, plan: Fourier) -> Any:
-    """Transform numbers whose real and imaginary parts are the last axis, along the one before."""
+    """Fourier-transform the last axis but one; the last axis holds real and imaginary parts."""
     x = x[..., : plan.taken, :]
     if plan.real and plan.half:
         y = tf.signal.rfft(x[..., 0], [plan.length])

@@ -42,15 +42,11 @@ def batch_normalization(node: Node, context: Context) -> Call:
 
     def fused(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Any:
         scale, offset, mean, variance = (in_float32(vector) for vector in (scale, offset, mean, variance))
-        if training and not moving:
+        settings = {"epsilon": epsilon, "data_format": data_format, "is_training": training}
+        if not (training and moving):
+            mean, variance = ([], []) if training else (mean, variance)
             return tf.raw_ops.FusedBatchNormV3(
-                x=x, scale=scale, offset=offset, mean=[], variance=[],
-                epsilon=epsilon, data_format=data_format, is_training=True,
-            )[:1]  # fmt: skip
-        if not training:
-            return tf.raw_ops.FusedBatchNormV3(
-                x=x, scale=scale, offset=offset, mean=mean, variance=variance,
-                epsilon=epsilon, data_format=data_format, is_training=False,
+                x=x, scale=scale, offset=offset, mean=mean, variance=variance, **settings
             )[:1]  # fmt: skip
         # The kernel updates the running variance with n / (n - 1) times the batch's variance, ONNX
         # with the batch's own. Scaling it for the kernel and back makes the recurrences equal.
@@ -58,7 +54,7 @@ def batch_normalization(node: Node, context: Context) -> Call:
         bessel = count / max(count - 1, 1)
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=x, scale=scale, offset=offset, mean=mean, variance=variance * bessel,
-            epsilon=epsilon, exponential_avg_factor=1 - momentum, data_format=data_format, is_training=True,
+            exponential_avg_factor=1 - momentum, **settings,
         )  # fmt: skip
         return y, mean, variance / bessel
 
@@ -67,19 +63,11 @@ def batch_normalization(node: Node, context: Context) -> Call:
             return vector if channel_axis == rank - 1 else tf.reshape(vector, along_channel)
 
         scale, offset, mean, variance = (in_float32(vector) for vector in (scale, offset, mean, variance))
-        wide = in_float32(x)
-        if not training:
-            y = tf.nn.batch_normalization(wide, spread(mean), spread(variance), spread(offset), spread(scale), epsilon)
-            return (tf.cast(y, x.dtype),)
-        batch_mean, batch_variance = tf.nn.moments(wide, axes)
-        y = tf.nn.batch_normalization(
-            wide, spread(batch_mean), spread(batch_variance), spread(offset), spread(scale), epsilon
-        )
-        return (
-            tf.cast(y, x.dtype),
-            mean * momentum + batch_mean * (1 - momentum),
-            variance * momentum + batch_variance * (1 - momentum),
-        )
+        wide, before = in_float32(x), (mean, variance)
+        used = tf.nn.moments(wide, axes) if training else before
+        y = tf.nn.batch_normalization(wide, *map(spread, (*used, offset, scale)), epsilon)
+        moved = [old * momentum + now * (1 - momentum) for old, now in zip(before, used, strict=True) if training]
+        return (tf.cast(y, x.dtype), *moved)
 
     def run(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Any:
         x = to_image(x)

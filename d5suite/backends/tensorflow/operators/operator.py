@@ -23,23 +23,25 @@ from d5suite.backends.tensorflow.operators.context import (
 )
 from d5suite.backends.tensorflow.operators.table import OPERATORS
 from d5suite.levels import operator as level
+from d5suite.levels.layouts import restored
 from d5suite.network.nodes.layouts import Layout, channels_last, identity, weight_layout
 from d5suite.network.operation import Operation
 
 _IMAGE_OPERATORS = frozenset(
     {"AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"}
 )
-"""Operators whose first input is an image, and faster in one of the layouts."""
+"""Operators whose first input is an image, for which one of the layouts is faster."""
 
 
 _CHANNELS_LAST_OPERATORS = frozenset({"LRN", "SoftmaxCrossEntropyLoss"})
-"""Operators that TensorFlow has on the last axis only."""
+"""Operators that TensorFlow computes along the last axis only."""
 
 
 class Operator(level.Operator):
     """One ONNX node in TensorFlow.
 
-    The backward pass is the tape's or, in a traced mode, the second half of the gradient's graph.
+    The backward pass is a tape's gradient or, in a traced mode, the second half of a graph of both
+    passes.
     """
 
     def __init__(self, operation: Operation, *, mode: str, device: str) -> None:
@@ -51,6 +53,7 @@ class Operator(level.Operator):
         self.packing = self._context.packing
         # Calls of a traced function cost less without argument names and defaults.
         self.forward = call if mode == "eager" else compiled(lambda *inputs: call(*inputs), mode)
+        self._traced: dict[tuple[Any, ...], Callable[[list[Any]], Callable[..., Any]]] = {}
 
     def _make_context(self, *, gradients: bool) -> Context:
         operation = self.operation
@@ -78,9 +81,12 @@ class Operator(level.Operator):
             return tf.constant(np.ascontiguousarray(array.transpose(layout)) if layout else array)
 
     def backward(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        call = self._call(self._make_context(gradients=True))
         if self.mode != "eager":
-            return self._traced_backward(call, inputs)
+            kinds = tuple(None if value is None else (value.dtype, *value.shape) for value in inputs)
+            if kinds not in self._traced:  # tracing takes a second
+                self._traced[kinds] = self._traced_backward(inputs)
+            return self._traced[kinds]([value for value in inputs if value is not None])
+        call = self._call(self._make_context(gradients=True))
         operation = self.operation
         sources = [inputs[index] for index in operation.differentiable]
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
@@ -93,12 +99,13 @@ class Operator(level.Operator):
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return [outputs[index] for index in self.operation.differentiated]
 
-    def _traced_backward(self, call: Call, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _traced_backward(self, inputs: Sequence[Any]) -> Callable[[list[Any]], Callable[..., Any]]:
         """Trace both passes as one graph and cut it where the second reads the first's results.
 
-        A persistent tape would make `tf.function` also compute what second derivatives need.
+        A persistent tape would make `tf.function` also compute what second derivatives need. The
+        returned function runs the first pass on inputs like these, and returns the second pass.
         """
-        operation, mode = self.operation, self.mode
+        operation, mode, call = self.operation, self.mode, self._call(self._make_context(gradients=True))
         given = [value for value in inputs if value is not None]
         forward: set[str] = set()
 
@@ -124,18 +131,22 @@ class Operator(level.Operator):
             # Constants stay in both halves: kernels read shapes and axes when they are built.
             elif tensor.op.type != "Const" and tensor.name not in fixed:
                 shared[tensor.name] = tensor
-        values = {tensor.name: value for tensor, value in zip(whole.inputs, given, strict=False)}
-        computed = [tensor for name, tensor in shared.items() if name not in values]
-        if computed:
-            results = compiled(whole.prune(whole.inputs, computed), mode)(*given)
-            values.update(zip((tensor.name for tensor in computed), results, strict=True))
-        backward = compiled(whole.prune([*shared.values(), *starts], gradients), mode)
-        kept = [values[name] for name in shared]
-        return lambda *heads: backward(*kept, *heads)
+        fed = [tensor.name for tensor in whole.inputs][: len(given)]
+        computed = [name for name in shared if name not in fed]
+        ahead = compiled(whole.prune(whole.inputs, [shared[name] for name in computed]), mode) if computed else None
+        behind = compiled(whole.prune([*shared.values(), *starts], gradients), mode)
+
+        def begin(given: list[Any]) -> Callable[..., Any]:
+            values = dict(zip(fed, given, strict=True))
+            if ahead is not None:
+                values.update(zip(computed, ahead(*given), strict=True))
+            kept = [values[name] for name in shared]
+            return lambda *heads: behind(*kept, *heads)
+
+        return begin
 
     def to_neutral(self, name: str, value: Any) -> np.ndarray:
-        layout = self._context.layouts.get(name)
-        array = value.numpy().transpose(np.argsort(layout)) if layout else value.numpy()
+        array = restored(value.numpy(), self._context.layouts.get(name))
         return np.array(array, self.operation.dtypes[name], order="C")
 
     def extent(self, value: Any) -> tuple[int, int] | None:

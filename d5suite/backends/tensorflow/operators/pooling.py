@@ -41,7 +41,7 @@ def max_pool(node: Node, context: Context) -> Call:
 
 
 def _max_pool_with_indices(node: Node, context: Context) -> Call:
-    """Pool with indices into the whole tensor; TensorFlow's are into each padded image."""
+    """Pool with indices into the whole tensor; TensorFlow's count within each padded image."""
     rank = context.rank(node.inputs[0])
     images = Images(rank, last=True)
     w = images.lift(read_pool(node, context))
@@ -68,7 +68,7 @@ def _max_pool_with_indices(node: Node, context: Context) -> Call:
 
 
 def _max_pool_by_taps(node: Node, context: Context) -> Call:
-    """Pool with indices, cell by cell of the window."""
+    """Pool with indices, by comparing the cells of each window."""
     w, to_onnx = read_pool(node, context), context.to_onnx(node.inputs[0])
     order: Any = "F" if node.attributes["storage_order"] else "C"
     largest = _largest(context)
@@ -127,7 +127,7 @@ def average_pool(node: Node, context: Context) -> Call:
 
 
 def _average(node: Node, context: Context, *, include: bool) -> Call:
-    """Return the average of each window, of its padding too if that is included."""
+    """Return a pool that averages each window, with its padding if ``include``."""
     images, to_image = context.image(node)
     w = images.lift(read_pool(node, context))
     pad = images.padding(w)
@@ -169,7 +169,7 @@ def _counts(node: Node, context: Context) -> np.ndarray:
 
 
 def _root(sums: Any, order: int) -> Any:
-    """Return a root, with the gradient 0 at 0."""
+    """Return the root of this order, with the gradient 0 at 0."""
     return tf.where(sums > 0, tf.where(sums > 0, sums, 1) ** (1 / order), 0)
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, first_extreme, in_float32
 from d5suite.levels.layouts import same
+from d5suite.levels.operator import after
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last, identity
 from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
@@ -20,7 +21,7 @@ from d5suite.network.nodes.shape import read_axis
 
 
 def softmax(function: Call) -> Factory:
-    """Return a factory for a function along one axis."""
+    """Return a factory for Softmax or LogSoftmax."""
 
     def factory(node: Node, context: Context) -> Call:
         axis = context.keep_layout(node).index(read_axis(node, context))
@@ -63,16 +64,11 @@ def _reduce_min(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
     return (tf.reduce_all if x.dtype == tf.bool else tf.reduce_min)(x, axes, keepdims=keepdims)
 
 
-def _sum_square(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
-    return tf.reduce_sum(tf.square(x), axes, keepdims=keepdims)
+_sum_square = after(tf.reduce_sum, tf.square)
 
 
 def _norm(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
     return tf.sqrt(_sum_square(x, axes, keepdims=keepdims))
-
-
-def _sum_absolute(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
-    return tf.reduce_sum(tf.abs(x), axes, keepdims=keepdims)
 
 
 def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
@@ -103,7 +99,7 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
 
 OPERATORS: dict[str, Factory] = {
     "LogSoftmax": softmax(tf.nn.log_softmax),
-    "ReduceL1": reduce(_sum_absolute),
+    "ReduceL1": reduce(after(tf.reduce_sum, tf.abs)),
     "ReduceL2": reduce(_norm),
     "ReduceLogSumExp": reduce(tf.reduce_logsumexp),
     "ReduceMax": extreme(_reduce_max, tf.argmax),

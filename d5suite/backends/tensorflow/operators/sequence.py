@@ -58,7 +58,7 @@ def attention(node: Node, context: Context) -> Call:
 
 
 def _attention_bias(bias: Any, mask: Any, plan: Attention, dtype: Any) -> Any:
-    """Return what is added to the scores, None for nothing."""
+    """Return the sum of bias and mask, which is added to the scores; None if there is neither."""
     if mask is None:
         return bias
     if plan.mask == "bool":
@@ -70,7 +70,7 @@ def _attention_bias(bias: Any, mask: Any, plan: Attention, dtype: Any) -> Any:
 
 
 def _heads(x: Any, heads: int, plan: Attention) -> Any:
-    """Return (batch, heads, steps, size) of a tensor that may be (batch, steps, heads x size)."""
+    """Reshape merged heads, (batch, steps, heads x size), to (batch, heads, steps, size)."""
     if not plan.split_heads:
         return x
     return tf.transpose(tf.reshape(x, [*x.shape[:2], heads, -1]), (0, 2, 1, 3))
@@ -114,8 +114,8 @@ def recurrent(node: Node, context: Context) -> Call:
                 ends.append(_gru(scan, x, w[d], r[d], biases, states[0], plan, backwards=backwards))
                 continue
             peepholes = tf.split(p[d], 3) if p is not None else None
-            # The kernel has no float64, and XLA has no such kernel. Its gradient is wrong: 2.21
-            # mistakes it for the older kernel's gradient, whose gates are in another order.
+            # The kernel has no float64, and XLA has no such kernel. The kernel's gradient is wrong:
+            # 2.21 takes the older kernel's, whose gates are in another order.
             native = x.dtype in (tf.float32, tf.float16) and not (context.gradients or context.xla)
             lstm = _lstm_block if native else partial(_lstm, scan)
             ends.append(lstm(x, w[d], r[d], biases, states, peepholes, backwards=backwards))

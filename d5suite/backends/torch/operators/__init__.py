@@ -1,6 +1,6 @@
 """ONNX operators as native PyTorch calls, by family, and level 0 on PyTorch.
 
-A factory has the name of its operator, such as ``conv_transpose``, or stands in the dict
+A factory has the name of its operator, such as ``conv_transpose``, or is an entry in the dict
 ``OPERATORS`` of its family's module.
 
 A factory ``(node, context)`` reads a node's attributes once and returns a callable. The callable

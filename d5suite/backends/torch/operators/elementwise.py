@@ -105,7 +105,7 @@ def bitwise(function: Function) -> Factory:
 
 
 _SIGNED = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
-"""Types as wide as those for which PyTorch (2.13) has few kernels."""
+"""Signed types of the same width, for types that have few kernels in PyTorch (2.13)."""
 
 
 def bit_shift(node: Node, context: Context) -> Function:

@@ -34,7 +34,7 @@ def scatter_elements(node: Node, context: Context) -> Function:
 
 
 def _from_start(indices: torch.Tensor, size: int) -> torch.Tensor:
-    """Return indices without negative ones, which count from the end."""
+    """Convert negative indices, which count from the end, to indices from the start."""
     indices = indices.long()
     return torch.where(indices < 0, indices + size, indices)
 
@@ -64,7 +64,7 @@ def scatter_nd(node: Node, context: Context) -> Function:
 
 
 def _cells(indices: torch.Tensor, plan: nodes.Tuples) -> tuple[torch.Tensor, ...]:
-    """Return the data's cells that tuples of indices name; PyTorch, too, counts from the end."""
+    """Return an index of the cells named by tuples of indices; PyTorch wraps negative ones."""
     places = [
         torch.arange(size, device=indices.device).reshape(-1, *[1] * (indices.dim() - 2 - axis))
         for axis, size in enumerate(indices.shape[: plan.batch])
@@ -171,7 +171,7 @@ _FUNCTIONS = SamplingFunctions(torch.floor, torch.round, torch.abs, torch.clamp,
 
 
 def grid_sample(node: Node, context: Context) -> Function:
-    """Return PyTorch's kernel or, where it has none, a sum over the cells near every point."""
+    """Return PyTorch's kernel or, if it has none, a weighted sum over the cells near each point."""
     plan = read_grid_sample(node, context)
     axes = len(plan.sizes)
     if axes == 2 or (axes == 3 and plan.mode != "cubic"):

@@ -46,16 +46,12 @@ def dft(node: Node, context: Context) -> Function:
 
 
 def _transformed(x: torch.Tensor, plan: Fourier) -> torch.Tensor:
-    """Transform numbers whose real and imaginary parts are the last axis."""
+    """Fourier-transform numbers whose real and imaginary parts are the last axis."""
     values = x.squeeze(-1) if plan.real else torch.view_as_complex(x.contiguous())
-    length, axis = plan.length, plan.axis
     if plan.inverse and plan.half:
-        return torch.fft.irfft(values, length, axis).unsqueeze(-1)
-    if plan.inverse:
-        return torch.view_as_real(torch.fft.ifft(values, length, axis))
-    if plan.half:
-        return torch.view_as_real(torch.fft.rfft(values, length, axis))
-    return torch.view_as_real(torch.fft.fft(values, length, axis))
+        return torch.fft.irfft(values, plan.length, plan.axis).unsqueeze(-1)
+    function = torch.fft.ifft if plan.inverse else torch.fft.rfft if plan.half else torch.fft.fft
+    return torch.view_as_real(function(values, plan.length, plan.axis))
 
 
 def stft(node: Node, context: Context) -> Function:

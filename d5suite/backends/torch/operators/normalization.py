@@ -17,7 +17,7 @@ from d5suite.network.nodes.shape import read_axis
 
 
 def batch_normalization(node: Node, context: Context) -> Function:
-    """Move running statistics in place; `network.Executor` corrects the unbiased variance."""
+    """Update running statistics in place; `network.Executor` corrects the unbiased variance."""
     training, epsilon, momentum = context.training, node.attributes["epsilon"], 1 - node.attributes["momentum"]
     if context.single and training:  # level 0 leaves its inputs unchanged
         return _by_batch(epsilon, momentum, moved=any(node.outputs[1:]))
@@ -75,8 +75,8 @@ def lrn(node: Node, context: Context) -> Function:
     odd = plan.before == plan.after
 
     def lrn(x: torch.Tensor) -> torch.Tensor:
-        # In float32: the CPU has no kernel for bfloat16, and squares overflow float16. Flipped: the
-        # longer half of an even window is behind in ONNX, ahead in PyTorch.
+        # In float32: the CPU has no kernel for bfloat16, and squares overflow float16. Flipped,
+        # because the longer half of an even window is behind in ONNX, ahead in PyTorch.
         y = in_float32(x) if odd else in_float32(x).flip(1)
         y = F.local_response_norm(y, size, alpha, beta, bias)
         return (y if odd else y.flip(1)).to(x.dtype)

@@ -20,32 +20,24 @@ from d5suite.network.nodes.windows import Window
 
 
 def _is_native(w: Window) -> bool:
-    """Return whether PyTorch's padding can express it: symmetric, at most half the kernel."""
+    """Return whether PyTorch can pad this itself: symmetric, at most half the kernel."""
     return w.symmetric and all(2 * p <= k for p, k in zip(w.pads_begin, w.kernel, strict=True))
 
 
 def max_pool(node: Node, context: Context) -> Function:
     w = read_pool(node, context)
     pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(w.kernel) - 1]
-    kernel, strides, dilations, indexed = w.kernel, w.strides, w.dilations, any(context.wanted(node)[1:])
-    if _is_native(w):
-        padding, ceil = w.pads_begin, any(w.overhang)
-        if indexed:
-            return _with_indices(node, context, w, lambda x: pool(x, kernel, strides, padding, dilations, ceil, True))
-        return lambda x: pool(x, kernel, strides, padding, dilations, ceil)
-    pads = pad_argument(w.pads)
-    if indexed:
-        return _with_indices(
-            node,
-            context,
-            w,
-            lambda x: pool(F.pad(x, pads, value=-math.inf), kernel, strides, 0, dilations, False, True),
-        )
-    return lambda x: pool(F.pad(x, pads, value=-math.inf), kernel, strides, 0, dilations)
+    indexed, native, pads = any(context.wanted(node)[1:]), _is_native(w), pad_argument(w.pads)
+    settings: Any = w.kernel, w.strides, w.pads_begin if native else 0, w.dilations, native and any(w.overhang), indexed
+
+    def run(x: torch.Tensor) -> Any:
+        return pool(x if native else F.pad(x, pads, value=-math.inf), *settings)
+
+    return _with_indices(node, context, w, run) if indexed else run
 
 
 def _with_indices(node: Node, context: Context, w: Window, pool: Function) -> Function:
-    """Return a pool with indices into the whole tensor; PyTorch's are per plane that it pools."""
+    """Return a pool with indices into the whole tensor; PyTorch's count within each plane."""
     area, column_major = math.prod(w.image), bool(node.attributes["storage_order"])
     strides = w.cell_strides(column_major=column_major)
     added = (0,) * len(w.image) if _is_native(w) else w.pads_begin
@@ -67,7 +59,7 @@ def average_pool(node: Node, context: Context) -> Function:
 
 
 def _average(w: Window, context: Context, *, include: bool) -> Function:
-    """Return the average of each window, of its padding too if that is included."""
+    """Return a pool that averages each window, with its padding if ``include``."""
     pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(w.kernel) - 1]
     kernel, strides, dilations = w.kernel, w.strides, w.dilations
     if _is_native(w) and not w.dilated:
@@ -89,7 +81,7 @@ def _average(w: Window, context: Context, *, include: bool) -> Function:
 
 
 def lp_pool(node: Node, context: Context) -> Function:
-    """LpPool; PyTorch's own takes values with their signs, and no padding."""
+    """LpPool; PyTorch's own does not take absolute values, and has no padding."""
     w, order = read_pool(node, context), node.attributes["p"]
     average = _average(w, context, include=True)
     counts = torch.as_tensor(w.counts(include_pad=True), dtype=torch.float64).to(context.device)
@@ -102,7 +94,7 @@ def lp_pool(node: Node, context: Context) -> Function:
 
 
 def _root(sums: torch.Tensor, order: int) -> torch.Tensor:
-    """Return a root, with the gradient 0 at 0, as PyTorch's own norms have it."""
+    """Return the root of this order, with the gradient 0 at 0, as in PyTorch's own norms."""
     return torch.where(sums > 0, torch.where(sums > 0, sums, 1) ** (1 / order), 0)
 
 

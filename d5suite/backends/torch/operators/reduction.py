@@ -1,6 +1,6 @@
 """ONNX on PyTorch: reductions, softmax and its loss.
 
-Imports PyTorch, `d5suite.network` and `context` beside it.
+Imports PyTorch, `d5suite.levels`, `d5suite.network` and `context` beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32, same
+from d5suite.levels.operator import after
 from d5suite.network import Node
 from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
 from d5suite.network.nodes.reduction import read_reduce
@@ -19,7 +20,7 @@ from d5suite.network.nodes.shape import read_axis
 
 
 def softmax(function: Function) -> Factory:
-    """Return a factory for a function along the node's axis."""
+    """Return a factory for Softmax or LogSoftmax."""
 
     def factory(node: Node, context: Context) -> Function:
         axis = read_axis(node, context)
@@ -29,7 +30,7 @@ def softmax(function: Function) -> Factory:
 
 
 def reduce(function: Callable[..., torch.Tensor], empty: float | None = None) -> Factory:
-    """Return a factory for a reduction; ``empty`` is its result for no elements, if it has none."""
+    """Return a factory for a reduction; ``empty`` is its value if there are no elements."""
 
     def factory(node: Node, context: Context) -> Function:
         plan = read_reduce(node, context)
@@ -61,14 +62,6 @@ def _norm(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
     return torch.linalg.vector_norm(x, 2, axes, keep)
 
 
-def _sum_square(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
-    return torch.sum(torch.square(x), axes, keep)
-
-
-def _sum_absolute(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
-    return torch.sum(torch.abs(x), axes, keep)
-
-
 def softmax_cross_entropy_loss(node: Node, context: Context) -> Function:
     plan = read_softmax_cross_entropy_loss(node, context)
     ignored, reduction = -100 if plan.ignored is None else plan.ignored, plan.reduction
@@ -89,7 +82,7 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> Function:
 
 OPERATORS: dict[str, Factory] = {
     "LogSoftmax": softmax(torch.log_softmax),
-    "ReduceL1": reduce(_sum_absolute),
+    "ReduceL1": reduce(after(torch.sum, torch.abs)),
     "ReduceL2": reduce(_norm),
     "ReduceLogSumExp": reduce(torch.logsumexp),
     "ReduceMax": reduce(_extreme(torch.amax), -math.inf),
@@ -97,6 +90,6 @@ OPERATORS: dict[str, Factory] = {
     "ReduceMin": reduce(_extreme(torch.amin), math.inf),
     "ReduceProd": reduce(_prod),
     "ReduceSum": reduce(torch.sum),
-    "ReduceSumSquare": reduce(_sum_square),
+    "ReduceSumSquare": reduce(after(torch.sum, torch.square)),
     "Softmax": softmax(torch.softmax),
 }

@@ -70,7 +70,7 @@ def attention(node: Node, context: Context) -> Function:
 
 
 def _heads(x: torch.Tensor, heads: int, plan: Attention) -> torch.Tensor:
-    """Return (batch, heads, steps, size) of a tensor that may be (batch, steps, heads x size)."""
+    """Reshape merged heads, (batch, steps, heads x size), to (batch, heads, steps, size)."""
     return x.unflatten(2, (heads, -1)).transpose(1, 2) if plan.split_heads else x
 
 
