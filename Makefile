@@ -58,7 +58,7 @@ test test-all test-long: $(VENV)/installed-test
 	$(QUICKLY) $(RUN) -m pytest $(ALONE_IN) $(RETRY) -m "($(CHOSEN)) and alone" || failed=yes; \
 	test -z "$$failed"
 # Only files with such tests are imported for the second part: the others import five frameworks.
-ALONE_IN = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
+ALONE_IN = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 RETRY := --reruns 1 --rerun-show-tracebacks --durations $(DURATIONS) --durations-min 1
 test: CHOSEN := not slow
 KERASLESS := $(if $(wildcard $(VENV)/lib/python*/site-packages/horovod/tensorflow/mpi_lib*.so),,TF_USE_LEGACY_KERAS=1)

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -369,6 +371,16 @@ def test_a_program_that_never_ends_is_told() -> None:
     [("all_reduce", "ring"), ("all_reduce", "halving_doubling"), ("parameter_server", "ring"), ("all_reduce", "tree")],
 )
 def test_ten_thousand_ranks_within_ten_seconds_and_four_gigabytes(scheme: str, algorithm: str) -> None:
+    # In a process of its own: this one's peak memory is that of all tests before.
+    code = f"from tests.simulation.test_simulate import ten_thousand; print(*ten_thousand({scheme!r}, {algorithm!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ranks, spent_s, peak_kib = (float(word) for word in done.stdout.split()[-3:])
+    assert ranks == 10_000 and spent_s < 10
+    assert peak_kib < 4 << 20
+
+
+def ten_thousand(scheme: str, algorithm: str) -> tuple[int, float, int]:
+    """Simulate 10,000 ranks; return their number, the CPU seconds, and the peak memory in KiB."""
     import resource
 
     simulate(setup(one_gradient(8), 2))  # compiles
@@ -378,5 +390,6 @@ def test_ten_thousand_ranks_within_ten_seconds_and_four_gigabytes(scheme: str, a
     found = simulate(Setup(step, scheme_settings(scheme), algorithm, 10_000, network))
     end = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = end[0] - start[0] + end[1].ru_utime - start[1].ru_utime + end[1].ru_stime - start[1].ru_stime
-    assert found.ranks == 10_000 and spent < 10
-    assert max(end[1].ru_maxrss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) < 4 << 20
+    # A program's ru_maxrss starts at the peak of the process that started it: VmHWM does not.
+    own = next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return found.ranks, spent, max(end[1].ru_maxrss, int(own))
