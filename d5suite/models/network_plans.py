@@ -84,7 +84,7 @@ class StateBytes(NamedTuple):
         return sum(divided) * (1 - 1 / replicas)
 
     def held(self, stage: int, replicas: int) -> float:
-        """Return the bytes per parameter that are left."""
+        """Return the bytes per parameter that a replica holds at a ZeRO stage."""
         return sum(self) - self.saved(stage, replicas)
 
 

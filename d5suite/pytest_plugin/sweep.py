@@ -206,7 +206,7 @@ class Sweep:
         return first if len(self.sessions) == 1 else first.parent
 
     def result(self, wanted: Wanted) -> MeasurementResult:
-        """Return the result of a measurement; measure it first, with all else of its job."""
+        """Return a measurement's result; if there is none yet, run its whole job first."""
         return self.schedules[wanted.point].result(wanted)
 
     def known(self, wanted: Wanted) -> MeasurementResult | None:

@@ -5,10 +5,10 @@ alike. Measurements that cannot be taken in turns are made by one worker while t
 worker dies, only its own measurement is lost; the other workers go on.
 
 Before the rounds, workers prepare one at a time, alone, because the first call and the peak memory
-are recorded. Before that a worker imports its framework beside others, and two workers may prove
-at once. As many workers live side by side as fit into memory. The others take turns afterwards, in
-another group, and the record has a note. Several launches repeat all measurements that take turns,
-in new processes.
+are recorded. Then they prove, one after the other, while the next worker imports its framework. As
+many workers live side by side as fit into memory. The others take turns afterwards, in another
+group, and the record has a note. Several launches repeat all measurements that take turns, in new
+processes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import itertools
 import math
 import statistics
 import uuid
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from d5suite.launch.turns import TurnWorker, require_same
 from d5suite.session.record import with_samples
 from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.session import Session
-from d5suite.session.turns import TurnJob, TurnScheduler, Waiting
+from d5suite.session.turns import TurnJob, TurnScheduler
 from d5suite.statistics.intervals import relative_half_width
 from d5suite.statistics.rounds import without_drift
 
@@ -54,24 +53,6 @@ CROWDED = "memory had no room for all workers at once: only those in one group t
 
 SPARE = 0.95
 """Fraction of the free memory that a worker may use beside others."""
-
-AT_ONCE = 2
-"""Most workers that prove at once. One worker must have a backend with slow float64, which keeps
-about one core busy. Threads of other backends spin while they wait: on two cores, such workers
-prove more slowly side by side than one after the other."""
-
-SHARED_THREADS = 4
-"""Most threads of a worker that proves beside another. All workers have the same cores: with more
-threads, which spin while they wait for each other, workers would lose more time to each other than
-the idle cores gain."""
-
-ROOM_TO_PROVE = 2.0
-"""Free memory needed to prove with two workers at once, in multiples of the need of one worker:
-both may grow by this much, and the memory that the first worker already holds is the reserve."""
-
-WIDER = 2
-"""Memory of a worker that has proved, in multiples of its memory after preparing: float64 is twice
-as wide."""
 
 
 def can_take_turns(session: Session, jobs: Sequence[Sequence[Wanted]], least: int = 2) -> bool:
@@ -100,7 +81,8 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
     KeyboardInterrupt
         After Ctrl-C; `Session.known` has the finished results.
     """
-    jobs = _in_proving_order(session, jobs)
+    # The first job of a preset computes references for the others.
+    jobs = sorted(jobs, key=lambda batch: bool(batch[0].selection.backend.slow_float64))
     try:
         for launch in range(1, launches + 1):
             if launch > 1:
@@ -114,29 +96,6 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
         for each in itertools.chain.from_iterable(jobs):
             if session.known(each) is None:
                 session.keep(each, MeasurementResult(failure=describe_error(error)))
-
-
-def _in_proving_order(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[Sequence[Wanted]]:
-    """Put the first job of every shared preset in front; then alternate slow and fast float64.
-
-    The first job of a preset proves before the others, which wait for its references. Then a job
-    that proves slowly leaves cores to another job.
-    """
-
-    def preset(batch: Sequence[Wanted]) -> str:
-        return batch[0].case.preset_name(batch[0].selection, session.settings)
-
-    count = Counter(map(preset, jobs))
-    first: dict[str, Sequence[Wanted]] = {}
-    slow, fast = [], []
-    for batch in jobs:
-        if batch[0].selection.backend.slow_float64:
-            slow.append(batch)
-        elif count[preset(batch)] > 1 and preset(batch) not in first:
-            first[preset(batch)] = batch
-        else:
-            fast.append(batch)
-    return [*first.values(), *(batch for pair in itertools.zip_longest(slow, fast) for batch in pair if batch)]
 
 
 def _launched_again(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[list[Wanted]]:
@@ -159,15 +118,9 @@ class RoundScheduler(TurnScheduler):
         self._results: dict[str, dict[str, MeasurementResult]] = {name: {} for name in self._batches}
         self._workers: dict[str, TurnWorker] = {}
         self._largest = 0
-        self._to_prove: dict[str, int] = {}
         self._rounds: dict[str, dict[str, list[list[float]]]] = {}
         self._token = uuid.uuid4().hex
         self._beside = len(allowed_cpus()) > 1
-        self._at_once = AT_ONCE if session.settings.threads <= SHARED_THREADS else 1
-        firsts = {name: batch[0] for name, batch in self._batches.items()}
-        self._slow = {name for name, each in firsts.items() if each.selection.backend.slow_float64}
-        self._presets = {name: each.case.preset_name(each.selection, session.settings) for name, each in firsts.items()}
-        self._proved = set(self._presets.values() if launch > 1 or crowded else ())
 
     def measure(self) -> None:
         """Measure until done or interrupted, and store the results in the session."""
@@ -251,10 +204,6 @@ class RoundScheduler(TurnScheduler):
 
     def _next(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
         waiting = super()._next(name, jobs)
-        if waiting is None or waiting[0]:
-            self._proved.add(self._presets[name])
-            if name in self._workers:
-                self._to_prove[name] = self._workers[name].peak_bytes
         if waiting is not None and waiting[0]:
             self._tell_median(waiting[0], name, waiting[1].sample_s, 0)
         return waiting
@@ -265,38 +214,8 @@ class RoundScheduler(TurnScheduler):
 
     def has_room(self) -> bool:
         """Return whether one more worker, as large as the largest so far, fits into memory."""
-        return self._limit() >= ROOM * self._largest_yet()
-
-    def _largest_yet(self) -> int:
-        return max([self._largest, *(each.peak_bytes for each in self._workers.values())])
-
-    def may_prepare(self, name: str, prepared: Collection[str], waiting: Waiting) -> bool:
-        """See `TurnScheduler.may_prepare`.
-
-        The first job prepares at once, so that its results appear early. A job does not prepare
-        while another job computes the references that it needs.
-        """
-        if not prepared:
-            return True
-        if name not in self._slow and self._slow.isdisjoint(prepared):
-            return False
-        needed = max([self._largest, *self._to_prove.values()])
-        has_room = self._limit() >= ROOM_TO_PROVE * needed
-        return bool(waiting) and len(prepared) < self._at_once and has_room and self._has_references(name, prepared)
-
-    def may_prove(self, name: str, proving: Collection[str]) -> bool:
-        """See `TurnScheduler.may_prove`.
-
-        The first job of a preset proves before the others begin: it computes references and a
-        training run for all jobs of the preset.
-        """
-        self._to_prove[name] = max(self._to_prove.get(name, 0), WIDER * self._workers[name].peak_bytes)
-        return self._has_references(name, proving)
-
-    def _has_references(self, name: str, proving: Collection[str]) -> bool:
-        """Return whether the references of a job exist, or none of ``proving`` computes them."""
-        preset = self._presets[name]
-        return preset in self._proved or all(self._presets[each] != preset for each in proving)
+        largest = max([self._largest, *(each.peak_bytes for each in self._workers.values())])
+        return self._limit() >= ROOM * largest
 
     def _limit(self) -> int:
         """Return the memory limit of one more worker in bytes."""

@@ -2,9 +2,8 @@
 
 While anything is measured, only one worker runs; the others are blocked on a read, or stopped. By
 default a worker runs alone from the start. A worker that was started to run beside others may
-import its framework and prove at the same time as others (`d5suite.worker.turns`). The policies
-are rounds of backends (`d5suite.session.rounds`) and the two sides of a comparison
-(`d5suite.session.pairs`).
+import its framework while another one proves (`d5suite.worker.turns`). The policies are rounds of
+backends (`d5suite.session.rounds`) and the two sides of a comparison (`d5suite.session.pairs`).
 """
 
 from __future__ import annotations
@@ -56,23 +55,6 @@ class TurnScheduler(ABC):
         """Return whether one more job may start beside the others."""
         return True
 
-    def may_prepare(self, name: str, prepared: Collection[str], waiting: Waiting) -> bool:
-        """Return whether a job may prepare, and then prove, while others prove.
-
-        Parameters
-        ----------
-        name : str
-        prepared : collection of str
-            Names of the jobs that have prepared, and do not wait for turns yet.
-        waiting : mapping
-            The jobs that wait for turns, and the jobs that have ended.
-        """
-        return not prepared
-
-    def may_prove(self, name: str, proving: Collection[str]) -> bool:
-        """Return whether a job may prove while the jobs in ``proving`` do."""
-        return True
-
     def run(self, jobs: Mapping[str, TurnJob]) -> None:
         """Run jobs by name until all have ended; end them after an interrupt."""
         prepared: Waiting = {}
@@ -96,7 +78,7 @@ class TurnScheduler(ABC):
 
     def _prepare(self, jobs: Mapping[str, TurnJob], waiting: Waiting) -> None:
         """Let jobs prepare and prove, as memory permits, until their workers wait for turns."""
-        left, active, prepared, proving = list(jobs), dict[str, TurnWorker](), set[str](), set[str]()
+        left, active, prepared = list(jobs), dict[str, TurnWorker](), set[str]()
 
         def go_on(name: str) -> None:
             step = self._next(name, jobs)
@@ -106,7 +88,6 @@ class TurnScheduler(ABC):
             waiting[name] = step
             active.pop(name, None)
             prepared.discard(name)
-            proving.discard(name)
 
         while True:
             if left and active.keys() <= prepared and self.has_room():
@@ -114,11 +95,10 @@ class TurnScheduler(ABC):
                 continue
             if not active:
                 return
-            for name in [name for name, each in active.items() if each.asks == BESIDE]:
-                if self.may_prove(name, proving - {name}):
-                    proving.add(name)
-                    active[name].let()
-            alone = self._next_alone(active, prepared, waiting)
+            for each in active.values():
+                if each.asks == BESIDE:
+                    each.let()
+            alone = self._next_alone(active, prepared)
             if alone is None:
                 run_beside([each for each in active.values() if not each.asks])
                 for name in list(active):
@@ -133,13 +113,15 @@ class TurnScheduler(ABC):
             for each in others:
                 each.resume()
 
-    def _next_alone(self, active: Mapping[str, TurnWorker], prepared: Collection[str], waiting: Waiting) -> str | None:
-        """Return the job to run alone next: a job that has proved, else a job that may prepare."""
+    def _next_alone(self, active: Mapping[str, TurnWorker], prepared: Collection[str]) -> str | None:
+        """Return the job to run alone next: a job that has proved, else one that may prepare.
+
+        A job prepares and proves when the one before has proved: on two cores, two proofs side by
+        side take longer than one after the other, because threads spin while they wait.
+        """
         asking = [name for name, each in active.items() if each.asks == ALONE]
         proved = [name for name in asking if name in prepared]
-        if proved:
-            return proved[0]
-        return next((name for name in asking if self.may_prepare(name, prepared, waiting)), None)
+        return next(iter(proved or ([] if prepared else asking)), None)
 
     def _alone(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
         """Let a job run while all others wait, until its worker waits for turns."""

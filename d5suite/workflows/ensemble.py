@@ -166,7 +166,7 @@ class ActiveLearning(Program):
             time.sleep(float(self.option("slow_s")))
 
     def predicted(self, durations: np.ndarray) -> np.ndarray:
-        """Return what the network says for many durations."""
+        """Return the network's predictions for an array of durations."""
         images = (2 * durations - 1).astype(np.float32).reshape(-1, 1, 1, 1)
         answer = self.executor.fetch(self.executor.forward(self.executor.feed(self.network.arrays(images))))
         return answer[self.network.output].reshape(-1).astype(np.float64)

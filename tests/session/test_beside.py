@@ -1,4 +1,4 @@
-"""Workers that prove beside each other, as processes: nobody computes while one is measured."""
+"""Workers that import beside another one's proof: nobody computes while one is measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from d5suite.job import Job
 from d5suite.launch.base import Launch, Limits
 from d5suite.launch.turns import TurnWorker
-from d5suite.session.turns import TurnJob, TurnScheduler, Waiting
+from d5suite.session.turns import TurnJob, TurnScheduler
 
 NAMES = ("first", "second", "third")
 
@@ -39,7 +39,7 @@ def ask(how):
     say({{"asks": how}})
     assert json.loads(lines.readline()) == {{"go": how}}
 
-compute("import", 0.1)
+compute("import", 1.0)
 ask("alone")
 compute("prepare", 0.2)
 ask("beside")
@@ -56,11 +56,8 @@ json.dump(times, open({times!r}, "w"))
 Times = Mapping[str, Mapping[str, list[float]]]
 
 
-class Pairs(TurnScheduler):
-    """Two prove at once; each takes one sample."""
-
-    def may_prepare(self, name: str, prepared: Collection[str], waiting: Waiting) -> bool:
-        return len(prepared) < 2
+class OneSample(TurnScheduler):
+    """Each takes one sample."""
 
     def take(self, key: str, workers: Mapping[str, TurnWorker]) -> Mapping[str, str]:
         assert set(workers) == set(NAMES) and all(worker.take(1) == [1.0] for worker in workers.values())
@@ -81,7 +78,7 @@ def run(folder: Path) -> Times:
             while (key := worker.ready()) is not None:
                 yield key, worker
 
-    scheduler = Pairs(["a/b"])
+    scheduler = OneSample(["a/b"])
     scheduler.run({name: job(name) for name in NAMES})
     assert not scheduler.errors
     return {name: json.loads((folder / f"{name}.times").read_text()) for name in NAMES}
@@ -101,8 +98,10 @@ def disturbed(times: Times) -> list[str]:
 def test_nobody_computes_while_another_is_measured(tmp_path: Path) -> None:
     times = run(tmp_path)
     assert not disturbed(times)
-    proofs = [times[name]["prove"] for name in NAMES]
-    assert any(a[0] < b[0] < a[-1] or b[0] < a[0] < b[-1] for a, b in itertools.combinations(proofs, 2))  # at once
+    for earlier, later in itertools.pairwise(NAMES):
+        start, *_, end = times[earlier]["prove"]
+        assert any(start < each < end for each in times[later]["import"])  # no core idles
+        assert end < times[later]["prepare"][0]
 
 
 def test_a_worker_that_is_not_stopped_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.rounds import ROUNDS, can_take_turns, measure_in_turns, samples_of_turn
 from d5suite.session.session import Session
 
-NAMES = ("torch", "jax", "mxnet")
+NAMES = ("torch", "mxnet", "jax")
 SAMPLING = SamplingSettings(max_time_s=12.0)
 MEMORY = 2**50
 
@@ -250,58 +250,20 @@ def test_rounds_go_there_and_back_one_worker_at_a_time(monkeypatch: pytest.Monke
     assert "turns" not in (found["jax", "step_breakdown"].record or {})
 
 
-def test_slow_float64_is_proved_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_float64_is_proved_last(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(lambda worker, now: 1.0)
     run(monkeypatch, machine, names=("deep500", "jax", "torch", "mxnet"))
     started = [each.removesuffix(" starts") for each in machine.turns if each.endswith("starts")]
-    assert started == ["torch", "jax", "deep500", "mxnet"]  # deep500 alone is at the reduced size
+    assert started == ["deep500", "torch", "mxnet", "jax"]
 
 
-def test_two_prove_at_once_but_nobody_stops_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_proves_while_the_next_one_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(steady, looks=3)
     assert not failures(run(monkeypatch, machine))
     told = machine.turns.index
-    assert told("jax starts") < told("torch is ready") < told("jax alone")
-    assert told("jax beside") < told("mxnet alone") < told("mxnet beside") < told("jax is ready")
+    assert told("torch alone") < told("mxnet starts") < told("torch is ready") < told("mxnet alone")
+    assert told("mxnet alone") < told("jax starts") < told("mxnet is ready") < told("jax alone")
     assert max(map(told, ("torch is ready", "jax is ready", "mxnet is ready"))) < told("torch")  # then they take turns
-
-
-def test_the_first_of_a_preset_proves_before_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It computes their references. A backend at the reduced size shares none."""
-    machine = Machine(lambda worker, now: 1.0, looks=3)
-    run(monkeypatch, machine, names=("deep500", "torch", "jax"))
-    told = machine.turns.index
-    assert told("torch is ready") < told("jax alone") < told("deep500 alone") < told("jax is ready")
-
-
-def test_only_slow_float64_leaves_cores_for_another_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(lambda worker, now: 1.0, looks=3)
-    run(monkeypatch, machine, names=("torch", "mxnet", "tensorflow"))
-    told = machine.turns.index
-    assert told("torch is ready") < told("mxnet alone") < told("mxnet is ready") < told("tensorflow alone")
-
-
-@pytest.mark.parametrize(("resident", "peaks", "beside"), [
-    (100, {}, True),
-    (300, {}, False),
-    (100, {"torch": 250}, True),  # the first one has proved, and needs no more
-    (100, {"torch": 400}, False),
-    (100, {"jax": 200}, False),  # the second one may need twice as much to prove
-])  # fmt: skip
-def test_two_prove_at_once_only_if_memory_has_room_for_both(
-    resident: int, peaks: dict[str, int], beside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = Machine(steady, looks=3, resident=dict.fromkeys(NAMES, resident), peaks=peaks)
-    run(monkeypatch, machine, memory=1000)
-    told = machine.turns.index
-    assert (told("mxnet alone") < told("jax is ready")) is beside
-
-
-def test_workers_with_many_threads_prove_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("d5suite.session.rounds.SHARED_THREADS", 1)
-    machine = Machine(steady, looks=3)
-    run(monkeypatch, machine)
-    assert machine.turns.index("jax is ready") < machine.turns.index("mxnet alone")
 
 
 def test_what_drifts_in_time_changes_neither_ranks_nor_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +350,7 @@ def test_what_fails_in_a_later_launch_is_failed(wrong: bool, monkeypatch: pytest
         ({}, MEMORY, MEMORY, 1),
         (dict.fromkeys(NAMES, 400), 1000, MEMORY, 2),  # of --job-memory
         (dict.fromkeys(NAMES, 400), MEMORY, 450, 3),  # of the machine
-        ({"torch": 100, "jax": 900, "mxnet": 100}, 950, MEMORY, 3),  # one is larger than those before it
+        ({"torch": 100, "mxnet": 900, "jax": 100}, 950, MEMORY, 3),  # one is larger than those before it
     ],
 )
 def test_what_memory_has_no_room_for_takes_turns_later_and_is_marked(

@@ -36,7 +36,11 @@ def conv(node: Node, context: Context) -> CustomOperator:
 
 
 class _VectorisedConv(deep500.CustomPythonOp):
-    """Convolution as a sum of matrix products of weights and pixels, one per kernel cell."""
+    """Convolution as a sum of matrix products of weights and pixels, one per kernel cell.
+
+    The pixels of all images are columns of one contiguous matrix per group: NumPy multiplies other
+    layouts without BLAS, and small images give small products.
+    """
 
     def __init__(self, inputs: list[Any], outputs: list[Any], w: Window, groups: int) -> None:
         super().__init__(inputs, outputs)
@@ -46,17 +50,22 @@ class _VectorisedConv(deep500.CustomPythonOp):
     def _cells(self, weight: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
         """Yield each kernel cell's pixel index and its weights, (groups, outputs, inputs)."""
         by_group = weight.reshape(self._groups, -1, weight.shape[1], math.prod(self._window.kernel))
-        return ((tap, by_group[..., index]) for index, tap in enumerate(self._taps))
+        return zip(self._taps, np.ascontiguousarray(np.moveaxis(by_group, -1, 0)), strict=True)
 
     def _matrices(self, images: np.ndarray) -> np.ndarray:
-        """Reshape images to (images, groups, channels, pixels)."""
-        return images.reshape(len(images), self._groups, images.shape[1] // self._groups, -1)
+        """Reshape images to (groups, channels, pixels of all images)."""
+        channels = images.shape[1] // self._groups
+        return np.ascontiguousarray(images.swapaxes(0, 1)).reshape(self._groups, channels, -1)
+
+    def _images(self, matrices: np.ndarray, count: int, sizes: Sequence[int]) -> np.ndarray:
+        """Reshape matrices to a number of images of these spatial sizes."""
+        return matrices.reshape(-1, count, *sizes).swapaxes(0, 1)
 
     def forward(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
         """Convolve."""
         padded = np.pad(x, self._widths)
         y = fold(iadd, (weights @ self._matrices(padded[tap]) for tap, weights in self._cells(weight)))
-        y = y.reshape(len(x), len(weight), *self._window.outputs)
+        y = np.ascontiguousarray(self._images(y, len(x), self._window.outputs))
         return y if bias is None else y + bias.reshape(-1, *[1] * (y.ndim - 2))
 
     def by_image(self, above: np.ndarray, weight: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
@@ -65,13 +74,13 @@ class _VectorisedConv(deep500.CustomPythonOp):
         found = np.zeros((len(above), weight.shape[1] * self._groups, *padded), np.result_type(above, weight))
         matrices = self._matrices(above)
         for tap, weights in self._cells(weight):
-            found[tap] += (weights.swapaxes(1, 2) @ matrices).reshape(found[tap].shape)
+            found[tap] += self._images(weights.swapaxes(1, 2) @ matrices, len(above), above.shape[2:])
         return cropped(found, self._widths)
 
     def by_weight(self, above: np.ndarray, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Return the gradient of the weight."""
         padded, matrices = np.pad(x, self._widths), self._matrices(above)
-        cells = [(matrices @ self._matrices(padded[tap]).swapaxes(2, 3)).sum(0) for tap in self._taps]
+        cells = [matrices @ self._matrices(padded[tap]).swapaxes(1, 2) for tap in self._taps]
         return np.stack(cells, -1).reshape(weight.shape)
 
     def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:

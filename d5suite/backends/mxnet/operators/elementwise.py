@@ -212,7 +212,7 @@ def logical(name: str) -> Factory:
 
 
 def _filled(F: Any, *values: Any) -> list[Any]:
-    """Return the values with arrays like the first one in place of numbers."""
+    """Expand each number to an array of the shape of the first array."""
     like = next(value for value in values if not isinstance(value, int | float))
     return [F.zeros_like(like) + value if isinstance(value, int | float) else value for value in values]
 
