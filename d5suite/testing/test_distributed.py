@@ -83,8 +83,7 @@ def _averaged(all_gradients: list[Buffers]) -> None:
             gradients[name][...] = mean
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["clip-norm", pytest.param("adam", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "ranks"), [("clip-norm", 2), pytest.param("adam", 3, marks=pytest.mark.slow)])
 def test_replicas_with_averaged_gradients_train_as_one_process(subject: Subject, ranks: int, name: str) -> None:
     precision = subject.exact
     network = with_idle_parameter(steady(precision))

@@ -170,6 +170,7 @@ class _TensorFlow(Engine):
     def _prepare(self) -> None:
         # The scope is inside: a function is traced again under another device.
         self.forward = self._traced(self._scoped(self._call))
+        self._begins: dict[tuple[Any, ...], Callable[[list[Any]], Call]] = {}
 
     def _traced(self, call: Call) -> Call:
         import tensorflow as tf
@@ -177,13 +178,25 @@ class _TensorFlow(Engine):
         return tf.function(call, autograph=False, jit_compile=self._compiled)
 
     def backward(self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]) -> Call:
+        import tensorflow as tf
+
+        kinds = tuple((value.dtype, *value.shape) if tf.is_tensor(value) else None for value in inputs)
+        key = (kinds, *sources, None, *heads)
+        if key not in self._begins:  # tracing takes a tenth of a second
+            self._begins[key] = self._traced_backward(inputs, sources, heads)
+        return self._begins[key]([value for value in inputs if tf.is_tensor(value)])
+
+    def _traced_backward(
+        self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]
+    ) -> Callable[[list[Any]], Call]:
         """Trace both passes as one graph and cut it where the second reads the first's results.
 
-        A persistent tape would have TensorFlow build what second derivatives need, too.
+        A persistent tape would have TensorFlow build what second derivatives need, too. The
+        returned function runs the first pass on tensors like these, and returns the second pass.
         """
         import tensorflow as tf
 
-        fed = [tf.convert_to_tensor(value) for value in inputs if tf.is_tensor(value)]  # some are variables
+        kinds = [tf.TensorSpec(value.shape, value.dtype) for value in inputs if tf.is_tensor(value)]
         first: set[str] = set()
 
         def both(*values: Any) -> Any:
@@ -195,7 +208,7 @@ class _TensorFlow(Engine):
             found = tf.gradients(of, by, above, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             return above, [tf.convert_to_tensor(each) for each in found]  # the scatter is part of the gradient
 
-        whole = tf.compat.v1.wrap_function(self._scoped(both), [tf.TensorSpec(x.shape, x.dtype) for x in fed])
+        whole = tf.compat.v1.wrap_function(self._scoped(both), kinds)
         above, found = whole.structured_outputs
         fixed = {tensor.name for tensor in whole.graph.internal_captures}
         needed = {tensor.name: tensor for tensor in found}
@@ -208,13 +221,19 @@ class _TensorFlow(Engine):
             for name, tensor in needed.items()
             if tensor.op.name in first and tensor.op.type != "Const" and name not in fixed
         }
-        values = {tensor.name: value for tensor, value in zip(whole.inputs, fed, strict=False)}
-        made = [tensor for name, tensor in read.items() if name not in values]
-        results = self._traced(whole.prune(whole.inputs, made))(*fed) if made else []
-        values.update(zip((tensor.name for tensor in made), results, strict=True))
-        kept = [values[name] for name in read]
+        names = [tensor.name for tensor in whole.inputs][: len(kinds)]
+        made = [tensor for name, tensor in read.items() if name not in names]
+        record = self._traced(whole.prune(whole.inputs, made)) if made else lambda *_: ()
         replay = self._traced(whole.prune([*read.values(), *above], found))
-        return lambda *gradients: replay(*kept, *gradients)
+
+        def begin(fed: list[Any]) -> Call:
+            fed = [tf.convert_to_tensor(value) for value in fed]  # some are variables
+            values = dict(zip(names, fed, strict=True))
+            values.update(zip((tensor.name for tensor in made), record(*fed), strict=True))
+            kept = [values[name] for name in read]
+            return lambda *gradients: replay(*kept, *gradients)
+
+        return begin
 
     def extent(self, value: Any) -> tuple[int, int] | None:
         import tensorflow as tf
