@@ -1,8 +1,9 @@
 """A worker that takes its samples in turn with others: the session's end of the channel.
 
 `d5suite.worker.turns` defines the protocol. The worker runs only while this process waits for its
-answer, and only that time counts towards its time limit. Workers that prove may run beside each
-other (`run_beside`), but are stopped (`TurnWorker.pause`) while another one is to be alone.
+answer, and only that time counts towards its time limit. A worker that proves may run beside one
+that imports its framework (`run_beside`). While one worker is to be alone, the other is stopped
+(`TurnWorker.pause`).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
     KeyboardInterrupt
         After Ctrl-C; `Session.known` has the finished results.
     """
-    # The first job of a preset computes references for the others.
+    # The first job of a preset computes references for the others, which slow float64 would delay.
     jobs = sorted(jobs, key=lambda batch: bool(batch[0].selection.backend.slow_float64))
     try:
         for launch in range(1, launches + 1):

@@ -45,8 +45,8 @@ class Machine:
         Why a measurement fails after it was timed, by backend, measurement and launch.
     interrupt : (str, int, int) or None
         Measurement, launch and round in which somebody presses Ctrl-C.
-    resident, peaks : dict of str to int
-        Bytes of a worker, by backend, else none; and the most that it has had, else the same.
+    resident : dict of str to int
+        Bytes of a worker, by backend, else none.
     turns : list of str
         Who has taken a turn, started, was let run alone or beside others, waits for its first turn,
         and was told that its turns have ended.
@@ -58,7 +58,6 @@ class Machine:
     fails: dict[tuple[str, str, int], MeasurementResult] = field(default_factory=dict)
     interrupt: tuple[str, int, int] | None = None
     resident: dict[str, int] = field(default_factory=dict)
-    peaks: dict[str, int] = field(default_factory=dict)
     now: float = 0.0
     turns: list[str] = field(default_factory=list)
     looks: int = 0
@@ -81,7 +80,7 @@ class Worker:
 
     @property
     def peak_bytes(self) -> int:
-        return self.machine.peaks.get(self.name, self.resident_bytes())
+        return self.resident_bytes()
 
     def resident_bytes(self) -> int:
         return self.machine.resident.get(self.name, 0)

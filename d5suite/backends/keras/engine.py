@@ -170,7 +170,7 @@ class _TensorFlow(Engine):
     def _prepare(self) -> None:
         # The scope is inside: a function is traced again under another device.
         self.forward = self._traced(self._scoped(self._call))
-        self._begins: dict[tuple[Any, ...], Callable[[list[Any]], Call]] = {}
+        self._recorders: dict[tuple[Any, ...], Callable[[list[Any]], Call]] = {}
 
     def _traced(self, call: Call) -> Call:
         import tensorflow as tf
@@ -181,10 +181,10 @@ class _TensorFlow(Engine):
         import tensorflow as tf
 
         kinds = tuple((value.dtype, *value.shape) if tf.is_tensor(value) else None for value in inputs)
-        key = (kinds, *sources, None, *heads)
-        if key not in self._begins:  # tracing takes a tenth of a second
-            self._begins[key] = self._traced_backward(inputs, sources, heads)
-        return self._begins[key]([value for value in inputs if tf.is_tensor(value)])
+        key = (kinds, tuple(sources), tuple(heads))
+        if key not in self._recorders:  # tracing takes a tenth of a second
+            self._recorders[key] = self._traced_backward(inputs, sources, heads)
+        return self._recorders[key]([value for value in inputs if tf.is_tensor(value)])
 
     def _traced_backward(
         self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]

@@ -173,7 +173,7 @@ def _compare(
         errors = {name: relative_l2(after[name], value) for name, value in expected.statistics.items()}
         checks.append(Check.worst(f"running statistics ({label}) vs onnx.reference", errors, close))
     scale = math.sqrt(len(network.parameters))
-    claims = [  # each direction is as large as the network, and takes half a second to draw
+    claims = [  # drawn once: a direction is as large as the network
         _slope(answer, direction(network, expected.scales, index)) for index in range(len(expected.derivatives))
     ]
 
