@@ -4,13 +4,14 @@ Call `set_affinity` before anything starts threads. Set `thread_environment` bef
 starts, because libraries read it when they load. An adapter sets its framework's own thread
 settings.
 
-Imports the standard library only.
+Imports the standard library and threadpoolctl.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError
@@ -43,6 +44,19 @@ def thread_environment(threads: int) -> dict[str, str]:
     """
     _check_threads(threads)
     return {name: str(threads) for name in THREAD_VARIABLES}
+
+
+@contextlib.contextmanager
+def limit_threads(threads: int) -> Iterator[None]:
+    """Let the loaded BLAS and OpenMP libraries use this many threads; restore theirs at the end.
+
+    Idle threads of such a library spin, which takes cores from other processes. A framework's own
+    pools are not affected.
+    """
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(threads):
+        yield
 
 
 _confined: list[int] = []

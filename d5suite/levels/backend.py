@@ -8,7 +8,9 @@ object, with the same names in every backend:
 ``runtime``      ``configure``, ``versions``, ``device_problem``, ``device_name``, ``device_memory``
                  and, for ``cuda``, ``event_timer`` and ``l2_flush``; perhaps ``sensors``
                  (`d5suite.levels.device`). ``mode_problem``, where the environment can switch off
-                 what a mode is named after: ``mode_problem(mode)`` returns how, or None
+                 what a mode is named after: ``mode_problem(mode)`` returns how, or None.
+                 ``set_threads(threads)``, if idle threads of the framework spin: sets the number of
+                 threads at any time after ``configure``
 ``operators``    ``OPERATORS``: ONNX operator name -> native implementation; ``Operator``, a
                  `d5suite.levels.operator.Operator` (level 0)
 ``custom``       ``factory``: a `d5suite.custom.CustomOperator` -> native implementation

@@ -203,7 +203,7 @@ class Description:
         Why recipes measure the backend at their ``reduced`` preset only; otherwise empty.
     slow_float64 : str
         Why a proof in float64 on the CPU takes much longer than in other backends; otherwise empty.
-        Such a backend is proved last: the first one computes references for the others.
+        Such a backend is not proved first, if others can compute its references.
     on_request : str
         Why only the recipe of a user's own network measures it unless ``--backend`` names it;
         otherwise empty.

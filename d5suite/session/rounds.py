@@ -5,7 +5,7 @@ alike. Measurements that cannot be taken in turns are made by one worker while t
 worker dies, only its own measurement is lost; the other workers go on.
 
 Before the rounds, workers prepare one at a time, alone, because the first call and the peak memory
-are recorded. Then they prove, one after the other, while the next worker imports its framework. As
+are recorded. Then two workers may prove at once, while the next worker imports its framework. As
 many workers live side by side as fit into memory. The others take turns afterwards, in another
 group, and the record has a note. Several launches repeat all measurements that take turns, in new
 processes.
@@ -17,14 +17,14 @@ import itertools
 import math
 import statistics
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from d5suite.errors import D5Error, describe_error
 from d5suite.instruments.memory import free_memory
-from d5suite.instruments.settings import SamplingSettings
+from d5suite.instruments.settings import BESIDE, SamplingSettings
 from d5suite.instruments.threads import allowed_cpus
 from d5suite.job import Job
 from d5suite.launch.signals import uninterrupted
@@ -54,6 +54,18 @@ CROWDED = "memory had no room for all workers at once: only those in one group t
 SPARE = 0.95
 """Fraction of the free memory that a worker may use beside others."""
 
+AT_ONCE, MOST_THREADS = 2, 4
+"""Most workers that prove at once, and most threads of a worker that proves beside another. The
+workers share their cores. This was measured on two cores only."""
+
+ROOM_TO_PROVE = 2.0
+"""Free memory needed to prove with two workers at once, in multiples of the need of one worker:
+both may grow by this much, and the memory that the first worker already holds is the reserve."""
+
+WIDER = 2
+"""Memory of a worker that has proved, in multiples of its memory after preparing: float64 is twice
+as wide."""
+
 
 def can_take_turns(session: Session, jobs: Sequence[Sequence[Wanted]], least: int = 2) -> bool:
     """Return whether at least `least` jobs of a case have measurements that take turns."""
@@ -81,8 +93,7 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
     KeyboardInterrupt
         After Ctrl-C; `Session.known` has the finished results.
     """
-    # The first job of a preset computes references for the others, which slow float64 would delay.
-    jobs = sorted(jobs, key=lambda batch: bool(batch[0].selection.backend.slow_float64))
+    jobs = _in_proving_order(session, jobs)
     try:
         for launch in range(1, launches + 1):
             if launch > 1:
@@ -96,6 +107,27 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
         for each in itertools.chain.from_iterable(jobs):
             if session.known(each) is None:
                 session.keep(each, MeasurementResult(failure=describe_error(error)))
+
+
+def _in_proving_order(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[Sequence[Wanted]]:
+    """Return the jobs in the order in which they prove.
+
+    The first job of a shared preset computes references for the others; its backend has no slow
+    float64 if there is a choice. Jobs with a preset of their own fill the wait. The longest proofs
+    follow.
+    """
+    slow = [bool(batch[0].selection.backend.slow_float64) for batch in jobs]
+    presets = [batch[0].case.preset_name(batch[0].selection, session.settings) for batch in jobs]
+    first: dict[str, int] = {}
+    for index in sorted(range(len(jobs)), key=slow.__getitem__):
+        first.setdefault(presets[index], index)
+
+    def place(index: int) -> int:
+        if first[presets[index]] == index:
+            return 0 if presets.count(presets[index]) > 1 else 1
+        return 2 if slow[index] else 3
+
+    return [jobs[index] for index in sorted(range(len(jobs)), key=place)]
 
 
 def _launched_again(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[list[Wanted]]:
@@ -118,9 +150,16 @@ class RoundScheduler(TurnScheduler):
         self._results: dict[str, dict[str, MeasurementResult]] = {name: {} for name in self._batches}
         self._workers: dict[str, TurnWorker] = {}
         self._largest = 0
+        self._need: dict[str, int] = {}
         self._rounds: dict[str, dict[str, list[list[float]]]] = {}
         self._token = uuid.uuid4().hex
         self._beside = len(allowed_cpus()) > 1
+        self._at_once = AT_ONCE if session.settings.threads <= MOST_THREADS else 1
+        self._presets = {
+            name: batch[0].case.preset_name(batch[0].selection, session.settings)
+            for name, batch in self._batches.items()
+        }
+        self._proved = set(self._presets.values() if launch > 1 or crowded else ())
 
     def measure(self) -> None:
         """Measure until done or interrupted, and store the results in the session."""
@@ -204,6 +243,12 @@ class RoundScheduler(TurnScheduler):
 
     def _next(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
         waiting = super()._next(name, jobs)
+        worker = self._workers.get(name)
+        if waiting is None or waiting[0]:
+            self._proved.add(self._presets[name])
+            self._need[name] = worker.peak_bytes if worker is not None else 0
+        elif worker is not None and worker.asks == BESIDE:
+            self._need[name] = WIDER * worker.peak_bytes
         if waiting is not None and waiting[0]:
             self._tell_median(waiting[0], name, waiting[1].sample_s, 0)
         return waiting
@@ -216,6 +261,19 @@ class RoundScheduler(TurnScheduler):
         """Return whether one more worker, as large as the largest so far, fits into memory."""
         largest = max([self._largest, *(each.peak_bytes for each in self._workers.values())])
         return self._limit() >= ROOM * largest
+
+    def may_prepare(self, name: str, proving: Collection[str]) -> bool:
+        """See `TurnScheduler.may_prepare`.
+
+        The first job of a preset proves before the other jobs begin: it computes references and a
+        training run for all jobs of the preset.
+        """
+        if not proving:
+            return True
+        preset = self._presets[name]
+        waits = preset not in self._proved and any(self._presets[each] == preset for each in proving)
+        needed = max([self._largest, *self._need.values()])
+        return len(proving) < self._at_once and not waits and self._limit() >= ROOM_TO_PROVE * needed
 
     def _limit(self) -> int:
         """Return the memory limit of one more worker in bytes."""

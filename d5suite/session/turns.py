@@ -2,8 +2,9 @@
 
 While anything is measured, only one worker runs; the others are blocked on a read, or stopped. By
 default a worker runs alone from the start. A worker that was started to run beside others may
-import its framework while another one proves (`d5suite.worker.turns`). The policies are rounds of
-backends (`d5suite.session.rounds`) and the two sides of a comparison (`d5suite.session.pairs`).
+import its framework and prove at the same time as others (`d5suite.worker.turns`). The policies are
+rounds of backends (`d5suite.session.rounds`) and the two sides of a comparison
+(`d5suite.session.pairs`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class TurnScheduler(ABC):
     def has_room(self) -> bool:
         """Return whether one more job may start beside the others."""
         return True
+
+    def may_prepare(self, name: str, proving: Collection[str]) -> bool:
+        """Return whether a job may prepare, and then prove beside the jobs in ``proving``."""
+        return not proving
 
     def run(self, jobs: Mapping[str, TurnJob]) -> None:
         """Run jobs by name until all have ended; end them after an interrupt."""
@@ -114,14 +119,10 @@ class TurnScheduler(ABC):
                 each.resume()
 
     def _next_alone(self, active: Mapping[str, TurnWorker], prepared: Collection[str]) -> str | None:
-        """Return the job to run alone next: a job that has proved, else one that may prepare.
-
-        A job prepares and proves when the one before has proved: on two cores, two proofs side by
-        side take longer than one after the other, because threads spin while they wait.
-        """
+        """Return the job to run alone next: a job that has proved, else a job that may prepare."""
         asking = [name for name, each in active.items() if each.asks == ALONE]
         proved = [name for name in asking if name in prepared]
-        return next(iter(proved or ([] if prepared else asking)), None)
+        return next(iter(proved or (name for name in asking if self.may_prepare(name, prepared))), None)
 
     def _alone(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
         """Let a job run while all others wait, until its worker waits for turns."""

@@ -30,7 +30,7 @@ from d5suite.errors import JobError, ValidationError
 from d5suite.instruments.clock import now
 from d5suite.instruments.gpus import driver_states
 from d5suite.instruments.memory import return_freed_memory
-from d5suite.instruments.settings import ALONE, BESIDE, InTurns
+from d5suite.instruments.settings import ALONE, InTurns
 from d5suite.instruments.threads import set_affinity, thread_environment
 from d5suite.job import TIME, CaseJob, Job, Measured, key_of, stem_of
 from d5suite.launch.heartbeat import HeartbeatWriter
@@ -255,13 +255,12 @@ def _agree(job: Job, workload: Workload, writer: ResultWriter) -> None:
 def _measure(job: Job, case: CaseJob, workload: Workload, writer: ResultWriter, channel: TurnChannel | None) -> None:
     """Run one case: prove all measurements first, then time them, because they share executors."""
     prepared = [_prepare(job, case, name, workload, writer, channel) for name in case.measurements]
-    if channel is not None:
-        channel.run(BESIDE)
-    proved = [each for each in prepared if each is not None and _prove(each, writer)]
-    workload.free_validation()
-    if channel is not None:  # other workers need the memory
-        return_freed_memory()
-        channel.run(ALONE)
+    set_threads = getattr(workload.backend.load("runtime"), "set_threads", None)
+    with channel.proving(job.threads, set_threads) if channel is not None else contextlib.nullcontext():
+        proved = [each for each in prepared if each is not None and _prove(each, writer)]
+        workload.free_validation()
+        if channel is not None:  # other workers need the memory
+            return_freed_memory()
     if proved:
         writer.result.facts[case.name] = workload.facts()
     for each in proved:

@@ -17,13 +17,16 @@ Between its turns a worker is blocked on a read. `d5suite.launch.turns` is the s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from d5suite.errors import JobError
 from d5suite.instruments.settings import ALONE, BESIDE, Turn
+from d5suite.instruments.threads import limit_threads
 
 
 class TurnChannel:
@@ -50,6 +53,27 @@ class TurnChannel:
             if message != {"go": how}:
                 raise JobError(f"the session answers {message} to a worker that asks to run {how}")
             self._how = how
+
+    @contextlib.contextmanager
+    def proving(self, threads: int, set_threads: Callable[[int], None] | None) -> Iterator[None]:
+        """Run beside other workers, with one thread in libraries whose threads spin; then alone.
+
+        Parameters
+        ----------
+        threads : int
+            The worker's thread budget.
+        set_threads : callable, optional
+            ``runtime.set_threads`` of the backend.
+        """
+        self.run(BESIDE)
+        with contextlib.ExitStack() as limited:
+            if self._how == BESIDE:
+                limited.enter_context(limit_threads(1))
+                if set_threads is not None:
+                    set_threads(1)
+                    limited.callback(set_threads, threads)
+            yield
+        self.run(ALONE)
 
     def require_alone(self, what: str) -> None:
         """Check that no other worker runs.

@@ -28,7 +28,7 @@ from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.rounds import ROUNDS, can_take_turns, measure_in_turns, samples_of_turn
 from d5suite.session.session import Session
 
-NAMES = ("torch", "mxnet", "jax")
+NAMES = ("torch", "jax", "mxnet")
 SAMPLING = SamplingSettings(max_time_s=12.0)
 MEMORY = 2**50
 
@@ -45,8 +45,8 @@ class Machine:
         Why a measurement fails after it was timed, by backend, measurement and launch.
     interrupt : (str, int, int) or None
         Measurement, launch and round in which somebody presses Ctrl-C.
-    resident : dict of str to int
-        Bytes of a worker, by backend, else none.
+    resident, peaks : dict of str to int
+        Bytes of a worker, and at most, by backend, else none.
     turns : list of str
         Who has taken a turn, started, was let run alone or beside others, waits for its first turn,
         and was told that its turns have ended.
@@ -58,6 +58,7 @@ class Machine:
     fails: dict[tuple[str, str, int], MeasurementResult] = field(default_factory=dict)
     interrupt: tuple[str, int, int] | None = None
     resident: dict[str, int] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
     now: float = 0.0
     turns: list[str] = field(default_factory=list)
     looks: int = 0
@@ -80,7 +81,7 @@ class Worker:
 
     @property
     def peak_bytes(self) -> int:
-        return self.resident_bytes()
+        return self.machine.peaks.get(self.name, self.resident_bytes())
 
     def resident_bytes(self) -> int:
         return self.machine.resident.get(self.name, 0)
@@ -249,20 +250,52 @@ def test_rounds_go_there_and_back_one_worker_at_a_time(monkeypatch: pytest.Monke
     assert "turns" not in (found["jax", "step_breakdown"].record or {})
 
 
-def test_slow_float64_is_proved_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_proofs_follow_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(lambda worker, now: 1.0)
-    run(monkeypatch, machine, names=("deep500", "jax", "torch", "mxnet"))
+    run(monkeypatch, machine, names=("deep500", "jax", "tensorflow", "torch", "mxnet"))
     started = [each.removesuffix(" starts") for each in machine.turns if each.endswith("starts")]
-    assert started == ["deep500", "torch", "mxnet", "jax"]
+    assert started == ["tensorflow", "deep500", "jax", "torch", "mxnet"]  # deep500 alone is at the reduced size
 
 
-def test_one_proves_while_the_next_one_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(steady, looks=3)
-    assert not failures(run(monkeypatch, machine))
+def test_two_prove_at_once_while_the_next_one_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda worker, now: 1.0, looks=3)
+    run(monkeypatch, machine, names=("torch", "mxnet", "tensorflow", "keras"))
     told = machine.turns.index
-    assert told("torch alone") < told("mxnet starts") < told("torch is ready") < told("mxnet alone")
-    assert told("mxnet alone") < told("jax starts") < told("mxnet is ready") < told("jax alone")
-    assert max(map(told, ("torch is ready", "jax is ready", "mxnet is ready"))) < told("torch")  # then they take turns
+    assert told("torch alone") < told("keras starts") < told("torch is ready")  # Keras has slow float64
+    assert told("keras beside") < told("mxnet alone") < told("mxnet beside") < told("keras is ready")
+    assert told("mxnet alone") < told("tensorflow starts") < told("keras is ready") < told("tensorflow alone")
+    assert max(told(f"{each} is ready") for each in ("torch", "keras", "mxnet", "tensorflow")) < told("torch")
+
+
+def test_the_first_of_a_preset_proves_before_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes their references. A backend at the reduced size shares none."""
+    machine = Machine(lambda worker, now: 1.0, looks=3)
+    run(monkeypatch, machine, names=("deep500", "torch", "jax"))
+    told = machine.turns.index
+    assert told("torch beside") < told("deep500 alone") < told("torch is ready") < told("jax alone")
+
+
+@pytest.mark.parametrize(("resident", "peaks", "beside"), [
+    (100, {}, True),
+    (300, {}, False),
+    (100, {"torch": 250}, True),  # the first one has proved, and needs no more
+    (100, {"torch": 400}, False),
+    (100, {"jax": 200}, False),  # the second one may need twice as much to prove
+])  # fmt: skip
+def test_two_prove_at_once_only_if_memory_has_room_for_both(
+    resident: int, peaks: dict[str, int], beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(steady, looks=3, resident=dict.fromkeys(NAMES, resident), peaks=peaks)
+    run(monkeypatch, machine, memory=1000)
+    told = machine.turns.index
+    assert (told("mxnet alone") < told("jax is ready")) is beside
+
+
+def test_workers_with_many_threads_prove_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("d5suite.session.rounds.MOST_THREADS", 1)
+    machine = Machine(steady, looks=3)
+    run(monkeypatch, machine)
+    assert machine.turns.index("jax is ready") < machine.turns.index("mxnet alone")
 
 
 def test_what_drifts_in_time_changes_neither_ranks_nor_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +382,7 @@ def test_what_fails_in_a_later_launch_is_failed(wrong: bool, monkeypatch: pytest
         ({}, MEMORY, MEMORY, 1),
         (dict.fromkeys(NAMES, 400), 1000, MEMORY, 2),  # of --job-memory
         (dict.fromkeys(NAMES, 400), MEMORY, 450, 3),  # of the machine
-        ({"torch": 100, "mxnet": 900, "jax": 100}, 950, MEMORY, 3),  # one is larger than those before it
+        ({"torch": 100, "jax": 900, "mxnet": 100}, 950, MEMORY, 3),  # one is larger than those before it
     ],
 )
 def test_what_memory_has_no_room_for_takes_turns_later_and_is_marked(

@@ -30,7 +30,7 @@ def configure(*, threads: int, seed: int, device: str) -> None:
     device : str
         ``cpu`` or ``cuda``.
     """
-    torch.set_num_threads(threads)
+    set_threads(threads)
     if torch.get_num_interop_threads() != threads:
         with contextlib.suppress(RuntimeError):  # a started pool keeps its size
             torch.set_num_interop_threads(threads)
@@ -39,6 +39,11 @@ def configure(*, threads: int, seed: int, device: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = device == "cuda"
+
+
+def set_threads(threads: int) -> None:
+    """Set the number of threads of one operator: threads of OpenMP and of MKL spin while idle."""
+    torch.set_num_threads(threads)
 
 
 def versions() -> dict[str, str]:
