@@ -46,10 +46,10 @@ def test_frameworks_agree_and_are_measured(
         for check in bench["extra_info"]["d5suite"]["validation"]["checks"]
     }
     comparable = [name for name in frameworks if not discover()[0][name].reduced]
-    comparable.sort(key=lambda name: bool(discover()[0][name].slow_float64))  # the order of proofs
-    for earlier, later in itertools.combinations(comparable, 2):
+    first = min(comparable, key=lambda name: bool(discover()[0][name].slow_float64))
+    for earlier, later in itertools.permutations(comparable, 2):  # two that prove at once may not meet
         agreement = [key for key in checks if key[0] == later and f"fp64 vs {earlier} fp64" in key[1]]
-        assert len(agreement) == 2, sorted(checks)  # losses, and all tensors
+        assert len(agreement) in ({2} if earlier == first else {0, 2}), sorted(checks)  # losses, and all tensors
         assert all(checks[key] < FLOAT64 for key in agreement)
     for bench in result["benchmarks"]:
         info = bench["extra_info"]["d5suite"]
