@@ -21,11 +21,11 @@ SAY := printf 'd5suite: %s\n'
 .PHONY: help bench study horovod test test-all test-long lint docs clean
 
 help:
-	@echo "make bench      measure the recipes on the CPU frameworks (about 5 minutes on 2 cores); $(RESULT)"
+	@echo "make bench      measure the recipes on the CPU frameworks (about 4 minutes on 2 cores); $(RESULT)"
 	@echo "make study      run the study of frameworks and write its report (up to 3 hours; go on: again)"
 	@echo "make horovod    build Horovod for the frameworks (12 minutes on 2 cores, once on a machine)"
 	@echo "make test       test what most users do, on few cases (12 minutes on 2 cores)"
-	@echo "make test-all   run every test, those of make test among them (55 minutes)"
+	@echo "make test-all   run every test, those of make test among them (40 minutes)"
 	@echo "make test-long  run the tests that make test leaves out"
 	@echo "make lint       check style and types"
 	@echo "make docs       build the documentation as a site (a minute; build/docs/index.html)"
@@ -50,6 +50,7 @@ horovod: $(VENV)/installed
 # are right, not fast, so JAX compiles without optimization. The tests start hundreds of processes: Python's bytecode is
 # kept, and JAX's compiled programs are kept for the rest of the run. KERASLESS: TensorFlow would import Keras in every
 # process; this setting asks for the old Keras, which is not installed. Horovod for TensorFlow needs Keras, though.
+# MALLOC: freed memory is kept for the next array, because the kernel takes long to hand out pages.
 # A failed test is repeated once and listed as rerun: other load on the machine disturbs processes, ports and clocks, but
 # a real fault fails twice.
 test test-all test-long: $(VENV)/installed-test
@@ -64,6 +65,7 @@ test: CHOSEN := not slow
 KERASLESS := $(if $(wildcard $(VENV)/lib/python*/site-packages/horovod/tensorflow/mpi_lib*.so),,TF_USE_LEGACY_KERAS=1)
 COMPILED := .pytest_cache/d/jax
 QUICKLY := OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(KERASLESS) \
+	MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296 \
 	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
 	--xla_cpu_use_fusion_emitters=false" \
 	JAX_COMPILATION_CACHE_DIR="$(CURDIR)/$(COMPILED)" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0

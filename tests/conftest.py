@@ -48,6 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not set(LONGEST) & set(item.path.parts))
 
 
+gc.set_threshold(50_000, 20, 20)  # as in the processes that the tests start: see ``sitecustomize.py``
+
+
 @pytest.fixture(autouse=True, scope="module")
 def earlier_objects() -> None:
     """Exclude imported modules from garbage collections, each of which would take half a second."""

@@ -152,6 +152,7 @@ def _workloads(
         each.kind: each for each in (NetworkWorkload, OperatorWorkload, CollectiveWorkload, WorkflowWorkload)
     }
     writer.phase("starting the framework")
+    gc.disable()  # collections take up to a quarter of the time of an import
     selection = kinds[job.cases[0].kind].select(job)
     backend = selection.backend
     backend.check(device=job.device, precision=job.precision)
@@ -192,6 +193,7 @@ def _workloads(
         "versions": versions,
     }
     result.device = {"kind": job.device, "name": runtime.device_name(job.device)}
+    gc.enable()
     gc.collect()
     gc.freeze()  # otherwise every collection walks the framework's objects, for up to 0.2 s
     result.environment = describe(

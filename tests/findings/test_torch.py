@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import statistics
 import subprocess
 import sys
 import warnings
@@ -85,4 +86,5 @@ def test_gloos_thread_spins_on_the_lock_of_the_thread_that_it_interrupted(torch:
         ratios.append(seconds / seconds_of_messages(tmp_path / f"batch{number}", "batch"))
     if max(ratios) < 0.8:
         pytest.skip("other programs run: they go before threads of SCHED_BATCH")
-    require(max(ratios) > 2, "torch", "d5suite/distributed/loops.py")
+    spins = max(ratios) > 2 or statistics.median(ratios) > 1.3  # on some kernels the next tick is near
+    require(spins, "torch", "d5suite/distributed/loops.py")
