@@ -52,6 +52,11 @@ def limit_threads(threads: int) -> Iterator[None]:
 
     Idle threads of such a library spin, which takes cores from other processes. A framework's own
     pools are not affected.
+
+    Parameters
+    ----------
+    threads : int
+        At least 1.
     """
     from threadpoolctl import threadpool_limits
 

@@ -109,6 +109,11 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
                 session.keep(each, MeasurementResult(failure=describe_error(error)))
 
 
+def _preset(session: Session, batch: Sequence[Wanted]) -> str:
+    """Return the name of the preset at which a job measures."""
+    return batch[0].case.preset_name(batch[0].selection, session.settings)
+
+
 def _in_proving_order(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[Sequence[Wanted]]:
     """Return the jobs in the order in which they prove.
 
@@ -117,7 +122,7 @@ def _in_proving_order(session: Session, jobs: Sequence[Sequence[Wanted]]) -> lis
     follow.
     """
     slow = [bool(batch[0].selection.backend.slow_float64) for batch in jobs]
-    presets = [batch[0].case.preset_name(batch[0].selection, session.settings) for batch in jobs]
+    presets = [_preset(session, batch) for batch in jobs]
     first: dict[str, int] = {}
     for index in sorted(range(len(jobs)), key=slow.__getitem__):
         first.setdefault(presets[index], index)
@@ -155,10 +160,7 @@ class RoundScheduler(TurnScheduler):
         self._token = uuid.uuid4().hex
         self._beside = len(allowed_cpus()) > 1
         self._at_once = AT_ONCE if session.settings.threads <= MOST_THREADS else 1
-        self._presets = {
-            name: batch[0].case.preset_name(batch[0].selection, session.settings)
-            for name, batch in self._batches.items()
-        }
+        self._presets = {name: _preset(session, batch) for name, batch in self._batches.items()}
         self._proved = set(self._presets.values() if launch > 1 or crowded else ())
 
     def measure(self) -> None:

@@ -152,12 +152,15 @@ def _workloads(
         each.kind: each for each in (NetworkWorkload, OperatorWorkload, CollectiveWorkload, WorkflowWorkload)
     }
     writer.phase("starting the framework")
-    gc.disable()  # collections take up to a quarter of the time of an import
     selection = kinds[job.cases[0].kind].select(job)
     backend = selection.backend
     backend.check(device=job.device, precision=job.precision)
     gpus = driver_states() if job.device != "cpu" else ()
-    runtime = backend.load("runtime", selection.mode)
+    gc.disable()  # collections take up to a quarter of the time of an import
+    try:
+        runtime = backend.load("runtime", selection.mode)
+    finally:
+        gc.enable()
     backend.check_mode(selection.mode)
     runtime.configure(threads=job.threads, seed=job.seed, device=job.device)
     communicator = None
@@ -193,7 +196,6 @@ def _workloads(
         "versions": versions,
     }
     result.device = {"kind": job.device, "name": runtime.device_name(job.device)}
-    gc.enable()
     gc.collect()
     gc.freeze()  # otherwise every collection walks the framework's objects, for up to 0.2 s
     result.environment = describe(

@@ -81,7 +81,7 @@ def test_gloos_thread_spins_on_the_lock_of_the_thread_that_it_interrupted(torch:
         pytest.skip("needs two CPUs")
     ratios: list[float] = []
 
-    def spins() -> bool:  # on some kernels the next tick is near
+    def spins() -> bool:  # Linux 6.18 shows ratios of 1.6 to 2.7
         return max(ratios) > 2 or (len(ratios) > 2 and statistics.median(ratios) > 1.3)
 
     while len(ratios) < 6 and not (ratios and spins()):

@@ -42,7 +42,18 @@ def configure(*, threads: int, seed: int, device: str) -> None:
 
 
 def set_threads(threads: int) -> None:
-    """Set the number of threads of one operator: threads of OpenMP and of MKL spin while idle."""
+    """Set the number of threads of one operator, at any time: idle threads of OpenMP and MKL spin.
+
+    Parameters
+    ----------
+    threads : int
+        At least 1.
+
+    Raises
+    ------
+    RuntimeError
+        If ``threads`` is less.
+    """
     torch.set_num_threads(threads)
 
 
