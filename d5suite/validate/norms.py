@@ -28,17 +28,30 @@ def relative_l2(answer: np.ndarray, reference: np.ndarray, *, floor: float = 0.0
     Infinity if the shapes differ or the answer is not finite; 0 if both are zero.
     """
     a, b = np.asarray(answer, np.float64), np.asarray(reference, np.float64)
-    if a.shape != b.shape or not np.isfinite(a).all():
+    if a.shape != b.shape:
         return float("inf")
-    difference = float(np.linalg.norm((a - b).ravel()))
-    scale = max(float(np.linalg.norm(b.ravel())), floor)
+    difference, scale = norm(a - b), max(norm(b), floor)
+    if not math.isfinite(difference):
+        return float("inf")
     return difference / scale if scale > 0 else (0.0 if difference == 0 else float("inf"))
+
+
+def norm(array: np.ndarray) -> float:
+    """Return the norm of all elements.
+
+    They are read in their order in memory: 40 times faster for a transposed convolution kernel.
+    """
+    return float(np.linalg.norm(array.ravel(order="K")))
+
+
+def inner(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the inner product of all elements; `numpy.vdot` would copy transposed arrays."""
+    return float(np.sum(a * b))
 
 
 def whole_norm(arrays: Iterable[np.ndarray]) -> float:
     """Return the norm of all arrays together, in float64."""
-    wide = (np.asarray(array, np.float64) for array in arrays)
-    return math.sqrt(sum(float(np.vdot(array, array)) for array in wide))
+    return math.hypot(*(norm(np.asarray(array, np.float64)) for array in arrays))
 
 
 def relative_errors(

@@ -42,7 +42,7 @@ from d5suite.validate.network.sensitivity import (
     gradient_errors,
     neighbours,
 )
-from d5suite.validate.norms import FLOAT64, UNIT_ROUNDOFF, relative_l2
+from d5suite.validate.norms import FLOAT64, UNIT_ROUNDOFF, inner, norm, relative_l2
 
 DIFFERENCES = 1e-4
 """Accepted relative error of a float64 gradient against central differences. On ResNet-50 the
@@ -139,13 +139,11 @@ def check_gradient_without_float64(
 
 
 def _answer(executor: Executor, images: np.ndarray, labels: np.ndarray) -> tuple[dict[str, np.ndarray], Arrays]:
-    """Return loss and gradients, and all parameters after the pass; restore the parameters."""
+    """Return loss and gradients, and the running statistics after the pass, which are restored."""
     network = executor.network
     label, loss = network.require_loss()
-    start = executor.parameters()
-    answer = executor.fetch(executor.forward_backward(executor.feed({**network.arrays(images), label: labels})))
-    after = executor.parameters()
-    executor.load_parameters(start)
+    after: dict[str, np.ndarray] = {}
+    answer = differentiate(executor, {**network.arrays(images), label: labels}, after=after)
     shapes = {loss: (), **{name: network.initializers[name].shape for name in network.parameters}}
     require_answer(executor, "executor.forward_backward", answer, shapes)
     return answer, after
@@ -198,7 +196,7 @@ def _compare(
 
 def _slope(gradients: Arrays, along: Arrays) -> float:
     """Return the derivative along a direction by these gradients."""
-    return sum(float(np.vdot(gradients[name], d)) for name, d in along.items())
+    return sum(inner(gradients[name], d) for name, d in along.items())
 
 
 def _slope_error(network: Network, gradients: Arrays, along: Arrays, derivative: float) -> float:
@@ -360,9 +358,8 @@ def _statistics_errors(start: Arrays, found: Arrays, expected: Arrays, roundoff:
     """Return each running statistic's error, beyond rounding, relative to how far it moved."""
     errors = {}
     for name, wanted in expected.items():
-        rounding = CANCELLED * roundoff * float(np.linalg.norm(start[name]) + np.linalg.norm(wanted))
-        distance = float(np.linalg.norm(found[name] - wanted))
-        moved = float(np.linalg.norm(wanted - start[name]))
+        rounding = CANCELLED * roundoff * (norm(start[name]) + norm(wanted))
+        distance, moved = norm(found[name] - wanted), norm(wanted - start[name])
         error = max(distance - rounding, 0.0) / (moved or 1.0)
         errors[name] = error if math.isfinite(error) else math.inf
     return errors

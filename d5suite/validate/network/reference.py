@@ -19,6 +19,7 @@ from d5suite.levels.network import Arrays
 from d5suite.network import Network
 from d5suite.validate.arrays import read_arrays, write_arrays
 from d5suite.validate.network.oracle import NetworkOracle
+from d5suite.validate.norms import norm
 
 DIRECTIONS = 2
 """Number of random directions. Each moves every parameter tensor; the second guards against errors
@@ -165,6 +166,6 @@ def direction(network: Network, scales: Mapping[str, float], index: int) -> dict
 
 def _scales(gradients: Arrays) -> dict[str, float]:
     """Return the inverse of each gradient's norm, so that all tensors have equal weight."""
-    norms = {name: float(np.linalg.norm(gradient.ravel())) for name, gradient in gradients.items()}
+    norms = {name: norm(gradient) for name, gradient in gradients.items()}
     floor = NEGLIGIBLE * max(norms.values())
     return {name: 1.0 / max(norm, floor or 1.0) for name, norm in norms.items()}

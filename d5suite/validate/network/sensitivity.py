@@ -22,7 +22,7 @@ import numpy as np
 from d5suite.levels.network import Arrays, Executor
 from d5suite.validate.check import Check
 from d5suite.validate.network.reference import NEGLIGIBLE
-from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2, whole_norm
+from d5suite.validate.norms import UNIT_ROUNDOFF, inner, norm, relative_l2, whole_norm
 
 SENSITIVITY_NOISE = 32.0
 """Relative noise on the weights, in units of roundoff, that represents all roundings of a pass. It
@@ -243,11 +243,10 @@ def tensor_errors(
     remainder = (CANCELLED if roundoff < UNIT_ROUNDOFF["fp16"] else CANCELLED_16) * roundoff * whole
     errors = {}
     for name in names:
-        wanted = expected[name].ravel()
-        norm, difference = float(np.linalg.norm(wanted)), (found[name] - expected[name]).ravel()
-        scale = max(norm, NEGLIGIBLE * whole) or 1.0
-        distance = float(np.linalg.norm(difference))
-        along = abs(float(np.vdot(difference, wanted))) / (norm or 1.0)
+        difference = found[name] - expected[name]
+        length, distance = norm(expected[name]), norm(difference)
+        scale = max(length, NEGLIGIBLE * whole) or 1.0
+        along = abs(inner(difference, expected[name])) / (length or 1.0)
         errors[name] = max(distance - remainder, 0.0) / scale, max(along - remainder, 0.0) / scale
     return errors
 
@@ -277,8 +276,8 @@ def disturbed(
         for _ in range(draws):
             moved = {}
             for name in proved.network.parameters:
-                value = start[name] * (1 + noise * generator.uniform(-1, 1, start[name].shape))
-                moved[name] = value.astype(dtype).astype(value.dtype)
+                value = start[name] * generator.uniform(1 - noise, 1 + noise, start[name].shape)
+                moved[name] = value.astype(dtype, copy=False).astype(value.dtype, copy=False)
             proved.load_parameters(moved)
             yield moved
     finally:
@@ -296,13 +295,18 @@ def differentiate(
 
     ``before`` and ``after`` receive the running statistics before and after the pass.
     """
-    start = executor.parameters()
+    start = statistics_of(executor)
     answer = executor.fetch(executor.forward_backward(executor.feed(arrays)))
-    names = executor.network.statistics
     if before is not None:
-        before.update({name: start[name] for name in names})
-    if after is not None and names:
-        values = executor.parameters()
-        after.update({name: values[name] for name in names})
+        before.update(start)
+    if after is not None:
+        after.update(statistics_of(executor))
     executor.load_parameters(start)
     return answer
+
+
+def statistics_of(executor: Executor) -> dict[str, np.ndarray]:
+    """Return the running statistics, all that a pass changes."""
+    names = executor.network.statistics
+    values = executor.parameters() if names else {}
+    return {name: values[name] for name in names}

@@ -5,6 +5,7 @@ Imports h5py, NumPy and the contract; no framework.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -217,7 +218,9 @@ def train_by_formula(
         feeds = (executor.feed({**network.arrays(images), label: labels}) for images, labels in group)
         answers = [executor.fetch(executor.forward_backward(feed)) for feed in feeds]
         losses.append(float(np.mean([answer[loss] for answer in answers])))
-        gradients = {name: np.mean([answer[name] for answer in answers], axis=0) for name in parameters}
+        gradients = {
+            name: functools.reduce(np.add, (answer[name] for answer in answers)) / len(answers) for name in parameters
+        }
         rate = rates[min(index, len(rates) - 1)] if rates else None
         update(optimizer, parameters, gradients, state, learning_rate=rate)
         executor.load_parameters(parameters)

@@ -160,7 +160,7 @@ def check_width(name: str, state: OptimizerState) -> Check:
     Numbers that were rounded to bfloat16 or float16 end in 13 zeros or more; of other numbers, one
     in 8,192 does.
     """
-    arrays = [np.asarray(value, np.float32).ravel() for key, value in state.items() if "/" in key]
+    arrays = [np.asarray(value, np.float32).ravel(order="K") for key, value in state.items() if "/" in key]
     bits = np.concatenate([value[value != 0].view(np.uint32) for value in arrays] or [np.zeros(0, np.uint32)])
     share = float((bits & NARROW == 0).mean()) if bits.size >= FEWEST else 0.0
     return Check(name, share, NARROW_SHARE, f"{share:.1%} of {bits.size} numbers end in 13 zeros")

@@ -40,7 +40,8 @@ def test_two_ranks_train_in_an_order_and_the_record_says_how_it_was_kept(tmp_pat
         how = info["distributed"]["ordering"]
         assert (how["order"], how["slice_bytes"], how["credit_bytes"]) == ("tic", 20000, None)
         assert how["arrival_orders"] >= 1 if name == chosen else how["arrival_orders"] == 1
-        assert how["potential"] > 0 and how["step_variance_s2"] > 0 and (name == across or 0 <= how["efficiency"] <= 1)
+        assert how["potential"] > 0 and how["step_variance_s2"] > 0
+        assert name == across or -1e-9 <= how["efficiency"] <= 1 + 1e-9  # 0 if nothing overlaps, but for roundings
         checks = {check["name"]: check["error"] for check in info["validation"]["checks"]}
         kept = (
             "steps in which a transfer that was ready was sent" if name == chosen else "steps whose transfers arrived"
