@@ -49,8 +49,8 @@ def finished_answers(workload: NetworkWorkload, step: NetworkStep) -> Iterator[C
     This check comes first: whatever fetches an answer completes it.
     """
     executor = workload.executor
-    pending = [lambda native=native: executor.fetch(native) for native in step.answers.latest(LATEST)]
-    yield check_fetches(time_fetches(pending, workload.job.device))
+    pending = [lambda native=native: executor.fetch(native).values() for native in step.answers.latest(LATEST)]
+    yield check_fetches(time_fetches(pending, workload.job.device), step.median_s)
 
 
 # Inference.

@@ -53,6 +53,8 @@ class BreakdownStep(TrainerStep):
         By part other than the whole step: feed and answer of the last call.
     compute : dict of str to callable
         By part: what its rounds compute from a feed.
+    median_s : float
+        The median of a step's computing; set by `time`.
     """
 
     _loader: Stream
@@ -67,6 +69,7 @@ class BreakdownStep(TrainerStep):
             "forward": lambda feed: executor.forward({name: feed[name] for name in network.inputs}),
         }
         self.last: dict[str, tuple[Native, Native]] = {}
+        self.median_s = 0.0
         self._kept = {"both": self.answers.names, "forward": network.outputs}
         self._laps: dict[str, list[list[float]]] = {kind: [] for kind in self.compute}
 
@@ -106,6 +109,7 @@ class BreakdownStep(TrainerStep):
             for kind, rounds in self._laps.items():
                 rounds.append(self._round(kind))
         whole = [sum(times) for times in self._laps["step"]]
+        self.median_s = float(np.median([times[2] for times in self._laps["step"]]))
         return Samples(self.first_call_s or 0.0, [], whole, True, "time")
 
     def _round(self, kind: str) -> list[float]:
