@@ -7,7 +7,7 @@ Workers run as processes do, all in one interpreter, so that the framework is im
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,11 +167,29 @@ def job(mode: str, case: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def found(made: dict[str, Any], attempt: int) -> dict[str, Any]:
+    """The worker's results by kind and mode; what a repeated test needs is made again."""
+    results: dict[str, Any] = made["results"]
+    return results if attempt == 1 else _Again(Path(made["folder"]))
+
+
+class _Again(dict[str, Any]):
+    """Results that are made when they are needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Any:
+        self.update(_run([name], self.folder))
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def found(
+def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagenet_tree: Path
 ) -> dict[str, Any]:
-    """The worker's results by kind and mode; those of slow tests only if any of these is to run."""
+    """All results, and the folder of their jobs; slow tests have theirs only if one is to run."""
     chosen = [each for each in request.session.items if isinstance(each, pytest.Function)]
     every = any(each.module is request.module and each.get_closest_marker("slow") for each in chosen)
     results: dict[str, Any] = made_once(
@@ -224,8 +242,12 @@ def _results(
         jobs = {name: each for name, each in jobs.items() if not _is_repeated(name)}
     for name, content in jobs.items():
         (folder / f"{name}.job.json").write_text(json.dumps(content))
-    run_several([["d5suite.worker", str(folder / f"{name}.job.json")] for name in jobs], folder)
-    return {name: json.loads((folder / f"{name}.result.json").read_text()) for name in jobs}
+    return {"folder": str(folder), "results": _run(list(jobs), folder)}
+
+
+def _run(names: Sequence[str], folder: Path) -> dict[str, Any]:
+    run_several([["d5suite.worker", str(folder / f"{name}.job.json")] for name in names], folder)
+    return {name: json.loads((folder / f"{name}.result.json").read_text()) for name in names}
 
 
 def _is_repeated(name: str) -> bool:
