@@ -291,7 +291,7 @@ def differentiate(
     before: dict[str, np.ndarray] | None = None,
     after: dict[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return loss and gradients; parameters and running statistics are restored.
+    """Return loss and gradients; restore the running statistics, all that a pass changes.
 
     ``before`` and ``after`` receive the running statistics before and after the pass.
     """
