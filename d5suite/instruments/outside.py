@@ -26,9 +26,8 @@ FETCH_S = 3e-4
 """Accepted seconds by which a first fetch may exceed twice the second one; MXNet needs 0.1 ms."""
 
 FETCH_SHARE = 0.01
-"""The same for long calls, relative to the call: less than two backends' times are told apart by.
-Code and memory are cold at a first fetch; after Keras's calls of 67 ms on a busy machine it took
-0.48 ms instead of 0.07."""
+"""The same for long calls, as a fraction of the call. Code and memory are cold at a first fetch:
+after Keras's calls of 67 ms on a busy machine, it took 0.48 ms and the second one 0.07."""
 
 COPIES = 4
 """Accepted time for feeding and fetching, in NumPy copies to another layout: both may convert the
@@ -91,8 +90,8 @@ class Fetches:
     first_s, second_s : float
         The first time, and again.
     memory_s : float
-        Filling as much new memory, which a virtual machine may have to ask its host for: 10 µs a
-        page were seen, so that 1.6 MB took 5 ms instead of 0.3.
+        Filling as many bytes of new memory. A virtual machine may have to ask its host for each
+        page: at 10 µs a page, 1.6 MB take 5 ms instead of 0.3.
     """
 
     first_s: float
@@ -105,7 +104,7 @@ class Fetches:
         return self.first_s - LONGER * self.second_s - 2 * self.memory_s
 
     def are_late(self, call_s: float) -> bool:
-        """Return whether the first fetch contains work of a call that took so many seconds."""
+        """Return whether the first fetch did work of the call, which took ``call_s`` seconds."""
         return self.late_s > max(FETCH_S, FETCH_SHARE * call_s)
 
 
@@ -138,7 +137,7 @@ def measure_outside(call_s: float, nbytes: int, surround: Callable[[int], float]
 
 
 def filling_s(nbytes: int) -> float:
-    """Return the longest of three times in which NumPy fills so much new memory, in seconds."""
+    """Return how long NumPy takes to fill ``nbytes`` of new memory: the longest of three times."""
     blocks, times = [], []
     for _ in range(3):
         block, seconds = time_work(lambda: np.ones(nbytes, np.uint8), "cpu")
@@ -159,7 +158,7 @@ def time_fetches(fetches: Sequence[Callable[[], Iterable[np.ndarray | None]]], d
         ones.
     device : str
     nbytes : int
-        Bytes of an earlier answer, or 0 if there is none: as much new memory is filled first.
+        Bytes of an earlier answer, 0 if there is none: how much new memory is filled first.
 
     Returns
     -------

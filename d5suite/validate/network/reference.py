@@ -168,4 +168,4 @@ def _scales(gradients: Arrays) -> dict[str, float]:
     """Return the inverse of each gradient's norm, so that all tensors have equal weight."""
     norms = {name: norm(gradient) for name, gradient in gradients.items()}
     floor = NEGLIGIBLE * max(norms.values())
-    return {name: 1.0 / max(norm, floor or 1.0) for name, norm in norms.items()}
+    return {name: 1.0 / max(length, floor or 1.0) for name, length in norms.items()}

@@ -295,18 +295,18 @@ def differentiate(
 
     ``before`` and ``after`` receive the running statistics before and after the pass.
     """
-    start = statistics_of(executor)
+    start = _statistics(executor)
     answer = executor.fetch(executor.forward_backward(executor.feed(arrays)))
     if before is not None:
         before.update(start)
     if after is not None:
-        after.update(statistics_of(executor))
+        after.update(_statistics(executor))
     executor.load_parameters(start)
     return answer
 
 
-def statistics_of(executor: Executor) -> dict[str, np.ndarray]:
-    """Return the running statistics, all that a pass changes."""
+def _statistics(executor: Executor) -> dict[str, np.ndarray]:
+    """Copy the running statistics to NumPy."""
     names = executor.network.statistics
     values = executor.parameters() if names else {}
     return {name: values[name] for name in names}

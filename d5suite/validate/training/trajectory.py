@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import h5py
@@ -61,7 +60,7 @@ class SavedParameters(Mapping[str, np.ndarray]):
     def __init__(self, path: Path, steps: str) -> None:
         self._path, self._steps = path, steps
 
-    @cached_property
+    @functools.cached_property
     def _arrays(self) -> dict[str, np.ndarray]:
         try:
             with h5py.File(self._path, "r") as file:
