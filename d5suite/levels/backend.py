@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING
 from d5suite.errors import BackendError, UnsupportedOperatorError
 from d5suite.levels.contract import ContractError
 from d5suite.levels.description import NOT_BY_RANKS, Description
+from d5suite.levels.imports import lean_imports
 
 if TYPE_CHECKING:
     from d5suite.levels.distributed import Replica
@@ -136,7 +137,8 @@ class Backend(Description):
             )
         os.environ.update(wanted)
         try:
-            return importlib.import_module(f"{self.package}.{module}")
+            with lean_imports():
+                return importlib.import_module(f"{self.package}.{module}")
         except ImportError as error:
             if isinstance(error, ModuleNotFoundError) and error.name == f"{self.package}.{module}":
                 raise ContractError(

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from d5suite.statistics.quantiles import student_half_width
 from d5suite.statistics.ratios import Ratio
 
 PENALTY = 3.0
@@ -106,10 +107,8 @@ def next_run(level: Level, new: float, confidence: float) -> Ratio:
 
     Student's t interval of a next observation: Hahn and Meeker, "Statistical Intervals", 1991, 4.7.
     """
-    from scipy.stats import t
-
     log = math.log(new / level.median)
-    half = float(t.ppf((1 + confidence) / 2, level.runs - 1)) * level.spread * math.sqrt(1 + 1 / level.runs)
+    half = student_half_width(confidence, level.runs - 1) * level.spread * math.sqrt(1 + 1 / level.runs)
     return Ratio.from_logs(log, log - half, log + half, confidence, "level", level.runs)
 
 

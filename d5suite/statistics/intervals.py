@@ -7,7 +7,7 @@ Computing Systems" (SC 2015, rules 5 to 7), recommend. asv uses it at 99%, and a
 the noise for few samples; here few samples give their range and its actual coverage.
 
 Every function takes a sequence of finite floats of shape (n,), n >= 1, in one unit. Imports NumPy,
-and SciPy for several launches.
+`d5suite.errors` and its neighbours.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from d5suite.errors import ConfigurationError
+from d5suite.statistics.quantiles import student_half_width
 
 OUTLIER_MADS = 5.0
 """Scaled median absolute deviations from the median beyond which a sample is an outlier. A normal
@@ -196,10 +197,8 @@ def launch_interval(launches: Sequence[Sequence[float]], confidence: float = 0.9
     sure = interval_ranks(len(every), confidence).confidence
     if len(launches) < 2:
         return (low, high), sure
-    from scipy.stats import t
-
     levels = np.log([float(np.median(launch)) for launch in launches])
-    half = float(t.ppf((1 + confidence) / 2, len(levels) - 1)) * float(np.std(levels, ddof=1)) / math.sqrt(len(levels))
+    half = student_half_width(confidence, len(levels) - 1) * float(np.std(levels, ddof=1) / math.sqrt(len(levels)))
     middle = float(np.mean(levels))
     return (min(low, math.exp(middle - half)), max(high, math.exp(middle + half))), max(sure, confidence)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from d5suite.statistics.quantiles import student_half_width
 from d5suite.statistics.ratios import Ratio
 
 _Z_99 = 2.5758293035489004
@@ -74,8 +75,6 @@ def ratio_of_medians(base: Summary, new: Summary, *, between_runs: float, confid
     The interval is symmetric in logarithms. Student's t has the degrees of freedom of Welch and
     Satterthwaite; the variation between runs counts as known.
     """
-    from scipy.stats import t
-
     shift = math.log(new.median) - math.log(base.median)
     within = [(side.log_error**2, side.n - 1) for side in (base, new)]
     variance = sum(square for square, _ in within) + 2 * between_runs**2
@@ -84,7 +83,7 @@ def ratio_of_medians(base: Summary, new: Summary, *, between_runs: float, confid
         return Ratio.from_logs(shift, -math.inf, math.inf, *how)
     uncertainty = sum(square**2 / freedom for square, freedom in within if square)
     freedom = variance**2 / uncertainty if uncertainty else math.inf
-    half = float(t.ppf((1 + confidence) / 2, freedom)) * math.sqrt(variance) if variance else 0.0
+    half = student_half_width(confidence, freedom) * math.sqrt(variance) if variance else 0.0
     return Ratio.from_logs(shift, shift - half, shift + half, *how)
 
 

@@ -19,20 +19,20 @@ neighbours, its clock. That differs from run to run by `RUN_SD`.
 An order must hold in the next run, too. So intervals are √2 times as wide: the difference of two
 runs' means has twice the variance of one, and the interval covers the ratio of a repeat run.
 
-Imports NumPy, SciPy lazily, `d5suite.errors` and its neighbours.
+Imports NumPy, `d5suite.errors` and its neighbours.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from statistics import median  # faster than NumPy's for a dozen values
 
 import numpy as np
 
 from d5suite.errors import ConfigurationError
 from d5suite.statistics.intervals import interpolated_interval, interval_ranks
+from d5suite.statistics.quantiles import normal_half_width, student_half_width
 from d5suite.statistics.ratios import Ratio
 
 LAUNCH_SD = 0.055
@@ -90,10 +90,10 @@ def ratio_of_rounds(
     differences = [without_drift(np.log(b_times) - np.log(a_times)) for a_times, b_times in zip(a, b, strict=True)]
     launches = [median(launch.tolist()) for launch in differences]
     count, rounds = len(launches), len(differences[0])
-    middle, normal = float(np.mean(launches)), _normal_quantile(confidence)
+    middle, normal = float(np.mean(launches)), normal_half_width(confidence)
     if count > 1:
         error = float(np.std(launches, ddof=1)) / math.sqrt(count)
-        of_launches = _student_quantile(confidence, count - 1) * error
+        of_launches = student_half_width(confidence, count - 1) * error
         half = OF_TWO_RUNS * math.hypot(of_launches, normal * run_sd)
         return Ratio.from_logs(middle, middle - half, middle + half, confidence, "launches", count)
     if interval_ranks(rounds, confidence).confidence == 0:
@@ -107,26 +107,7 @@ def ratio_of_rounds(
 
 def least_lead(confidence: float = 0.95) -> float:
     """Return the ratio below which one launch decides nothing, however steady its rounds are."""
-    return math.exp(OF_TWO_RUNS * _normal_quantile(confidence) * math.hypot(LAUNCH_SD, RUN_SD))
-
-
-# A page asks for these thousands of times, and SciPy is slow to answer.
-
-
-@lru_cache
-def _normal_quantile(confidence: float) -> float:
-    """Return the half width of a two-sided interval, in standard deviations."""
-    from scipy.stats import norm
-
-    return float(norm.ppf((1 + confidence) / 2))
-
-
-@lru_cache
-def _student_quantile(confidence: float, freedom: int) -> float:
-    """Return the half width of a two-sided interval, in standard errors of a mean."""
-    from scipy.stats import t
-
-    return float(t.ppf((1 + confidence) / 2, freedom))
+    return math.exp(OF_TWO_RUNS * normal_half_width(confidence) * math.hypot(LAUNCH_SD, RUN_SD))
 
 
 def without_drift(differences: np.ndarray) -> np.ndarray:

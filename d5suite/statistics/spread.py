@@ -1,6 +1,6 @@
 """How much medians differ from run to run of one program, measured from repeated runs.
 
-Imports NumPy, its neighbours and, lazily, SciPy.
+Imports NumPy and its neighbours.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from d5suite.statistics.medians import Summary
+from d5suite.statistics.quantiles import chi_squared_limit, normal_half_width, student_half_width
 
 CONFIDENCE = 0.95
 """Confidence of the intervals for which a spread is inflated."""
@@ -71,15 +72,14 @@ def spreads_of(benchmarks: Sequence[Sequence[Summary]]) -> Spreads:
     of freedom over the normal one, so that intervals that take it as known have their confidence.
     A benchmark is noisier than the others by the chi-squared test against the pooled variance.
     """
-    from scipy.stats import chi2
-
     variances = np.asarray([np.var([math.log(run.median) for run in runs], ddof=1) for runs in benchmarks])
     within = np.asarray([_within(runs) for runs in benchmarks])
     freedoms = np.asarray([len(runs) - 1 for runs in benchmarks])
+    quantiles = np.asarray([chi_squared_limit(NOISIER / len(benchmarks), int(each)) for each in freedoms])
     kept = np.full(len(benchmarks), True)
     while True:  # one noisy benchmark must not make all others look noisy, so the noisiest goes first
         pooled = float(np.average(variances[kept], weights=freedoms[kept]))
-        limits = chi2.ppf(1 - NOISIER / len(benchmarks), freedoms) / freedoms * pooled
+        limits = quantiles / freedoms * pooled
         beyond = np.flatnonzero(kept & (variances > limits) & (pooled > 0))
         if not len(beyond) or kept.sum() == 1:
             break
@@ -100,8 +100,5 @@ def _within(runs: Sequence[Summary]) -> float:
 
 
 def _assumed(variance: float, within: float, freedom: int) -> float:
-    from scipy.stats import norm, t
-
-    quantile = (1 + CONFIDENCE) / 2
-    inflation = (t.ppf(quantile, freedom) / norm.ppf(quantile)) ** 2
+    inflation = (student_half_width(CONFIDENCE, freedom) / normal_half_width(CONFIDENCE)) ** 2
     return math.sqrt(max(inflation * variance - within, 0.0))

@@ -156,11 +156,7 @@ def _workloads(
     backend = selection.backend
     backend.check(device=job.device, precision=job.precision)
     gpus = driver_states() if job.device != "cpu" else ()
-    gc.disable()  # collections take up to a quarter of the time of an import
-    try:
-        runtime = backend.load("runtime", selection.mode)
-    finally:
-        gc.enable()
+    runtime = backend.load("runtime", selection.mode)
     backend.check_mode(selection.mode)
     runtime.configure(threads=job.threads, seed=job.seed, device=job.device)
     communicator = None

@@ -74,8 +74,9 @@ from d5suite.validate.norms import relative_l2
 
 mode = sys.argv[1]
 runtime = BACKEND.load("runtime", mode)
-LossModel = BACKEND.load("network", mode).LossModel
 runtime.configure(threads=1, seed=0, device="cpu")
+optional = [name for name in ("jax", "matplotlib", "sklearn") if name in sys.modules and name != mode]
+LossModel = BACKEND.load("network", mode).LossModel
 rng = np.random.default_rng(0)
 batches = [(rng.standard_normal((6, 3, 10, 10)).astype(np.float32), rng.integers(0, 5, 6)) for _ in range(4)]
 optimizer = SGD(0.0625, momentum=0.5, nesterov=True, weight_decay=0.125)
@@ -108,6 +109,7 @@ print(json.dumps({
     "losses": relative_l2(found.losses, expected.losses),
     "others": others,
     "traces": len(traces),
+    "optional": optional,
     "float32": max(relative_l2(trained.parameters[k], v, floor=0.1) for k, v in expected.parameters.items()),
     "moved": float(np.abs(between["fc.weight"] - start["fc.weight"]).max()),
     "moved_again": float(np.abs(exact.parameters()["fc.weight"] - between["fc.weight"]).max()),
@@ -131,6 +133,7 @@ def test_every_mode_follows_the_formulas(mode: str) -> None:
     process = subprocess.run([sys.executable, "-c", MODE_SCRIPT, mode], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     found = json.loads(process.stdout)
+    assert found["optional"] == []
     assert found["formula"] < 1e-12
     assert found["losses"] < 1e-12
     assert max(found["others"].values()) < 1e-12

@@ -631,6 +631,8 @@ def test_configure_sets_threads_precision_and_seed() -> None:
     code = (
         "from d5suite.backends.tensorflow import runtime\n"
         "runtime.configure(threads=3, seed=5, device='cpu')\n"
+        "import sys\n"
+        "assert not {'jax', 'matplotlib', 'sklearn'} & set(sys.modules)\n"
         "import tensorflow as tf\n"
         "assert tf.config.threading.get_intra_op_parallelism_threads() == 3\n"
         "assert not tf.config.experimental.tensor_float_32_execution_enabled()\n"

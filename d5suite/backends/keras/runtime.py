@@ -17,6 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from d5suite.levels.device import processor_name
+from d5suite.levels.imports import lean_imports
+
+_OPTIONAL = ("jax", "matplotlib", "sklearn")
+"""Libraries for checkpoints, plots and wrappers; JAX is none if it is Keras's backend."""
 
 
 def _backend() -> str:
@@ -44,7 +48,8 @@ def configure(*, threads: int, seed: int, device: str) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    import keras
+    with lean_imports(*(name for name in _OPTIONAL if name != os.environ.get("KERAS_BACKEND"))):
+        import keras
 
     configure_backend = {"tensorflow": _configure_tensorflow, "torch": _configure_torch, "jax": _configure_jax}
     configure_backend[_backend()](threads, seed, device)

@@ -1,12 +1,17 @@
 """TensorFlow's process-wide settings, versions and devices.
 
-Imports TensorFlow only when a function is called.
+Imports `d5suite.levels`, and TensorFlow only when a function is called.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+
+from d5suite.levels.imports import lean_imports
+
+_OPTIONAL = ("jax", "matplotlib", "sklearn")
+"""Libraries for converters, plots and wrappers: nearly half the time of importing TensorFlow."""
 
 _TF_DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 """TensorFlow's name for each kind of device."""
@@ -27,7 +32,8 @@ def configure(*, threads: int, seed: int, device: str) -> None:
         ``cpu`` hides the GPUs; ``cuda`` lets GPU memory grow on demand.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import tensorflow as tf
+    with lean_imports(*_OPTIONAL):
+        import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
     tf.config.threading.set_intra_op_parallelism_threads(threads)
