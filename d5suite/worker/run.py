@@ -49,6 +49,9 @@ from d5suite.workloads.base import Workload
 INHERITED = frozenset(os.environ)
 """Names of the environment variables that this process was started with."""
 
+SLOW_COLLECTION_S = 0.01
+"""Seconds of a garbage collection from which a case's objects are left out of later ones."""
+
 
 @dataclass
 class PreparedMeasurement:
@@ -128,6 +131,7 @@ def run(
                 workload.continues = continues
                 _agree(job, workload, writer)
                 _measure(job, case, workload, writer, channel)
+                del workload
         except BaseException:
             communicating.pop_all()  # closing would wait for the other ranks, and this one has failed
             raise
@@ -202,7 +206,7 @@ def _workloads(
         channel.run(ALONE)
     for kind in dict.fromkeys(case.kind for case in job.cases):
         result.ceilings.update(kinds[kind].ceilings(job, selection, writer.phase))
-    for case in job.cases:
+    for number, case in enumerate(job.cases, start=1):
         if rank_info.rank > 0:
             case = case.as_later_rank()
         first, *others = case.keys()
@@ -220,7 +224,10 @@ def _workloads(
             workload.communicator, workload.heartbeat = communicator, heartbeat
             workload.meeting = rank_info.meeting
         yield case, workload
-        gc.collect()  # native objects hold large arrays in reference cycles
+        del workload
+        if number < len(job.cases):
+            gc.collect()  # native objects hold large arrays in reference cycles
+        gc.freeze()  # after the last case, too: Python looks for garbage when it ends
 
 
 def _agree(job: Job, workload: Workload, writer: ResultWriter) -> None:
@@ -255,18 +262,38 @@ def _agree(job: Job, workload: Workload, writer: ResultWriter) -> None:
 def _measure(job: Job, case: CaseJob, workload: Workload, writer: ResultWriter, channel: TurnChannel | None) -> None:
     """Run one case: prove all measurements first, then time them, because they share executors."""
     prepared = [_prepare(job, case, name, workload, writer, channel) for name in case.measurements]
-    set_threads = getattr(workload.backend.load("runtime"), "set_threads", None)
-    with channel.proving(job.threads, set_threads) if channel is not None else contextlib.nullcontext():
-        proved = [each for each in prepared if each is not None and _prove(each, writer)]
-        workload.free_validation()
-        if channel is not None:  # other workers need the memory
-            return_freed_memory()
-    if proved:
-        writer.result.facts[case.name] = workload.facts()
-    for each in proved:
-        workload.tell = lambda where, kept, key=each.key: writer.tell(key, where, kept)  # type: ignore[misc]
-        writer.attempt(each.key, "measuring", lambda each=each: _time(each, writer, channel))  # type: ignore[misc]
-        writer.write()
+    with _quick_collections():
+        set_threads = getattr(workload.backend.load("runtime"), "set_threads", None)
+        with channel.proving(job.threads, set_threads) if channel is not None else contextlib.nullcontext():
+            proved = [each for each in prepared if each is not None and _prove(each, writer)]
+            workload.free_validation()
+            if channel is not None:  # other workers need the memory
+                return_freed_memory()
+        if proved:
+            writer.result.facts[case.name] = workload.facts()
+        for each in proved:
+            workload.tell = lambda where, kept, key=each.key: writer.tell(key, where, kept)  # type: ignore[misc]
+            writer.attempt(each.key, "measuring", lambda each=each: _time(each, writer, channel))  # type: ignore[misc]
+            writer.write()
+
+
+@contextlib.contextmanager
+def _quick_collections() -> Iterator[None]:
+    """Leave what exists out of collections, which surround every sampling, if they are slow.
+
+    They are after a framework's late imports: PyTorch imports its compiler with the first
+    optimizer, and a collection took 60 ms more.
+    """
+    start = now()
+    gc.collect()
+    if now() - start < SLOW_COLLECTION_S:
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _prepare(

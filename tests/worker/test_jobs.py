@@ -53,11 +53,14 @@ def job(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def work(tmp_path: Path, content: Any) -> subprocess.CompletedProcess[str]:
+def work(tmp_path: Path, content: Any, *options: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "hand.job.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return subprocess.run(
-        [sys.executable, "-m", "d5suite.worker", str(path)], env=plugin_environment(), capture_output=True, text=True
+        [sys.executable, "-m", "d5suite.worker", *options, str(path)],
+        env=plugin_environment(),
+        capture_output=True,
+        text=True,
     )
 
 
@@ -249,3 +252,34 @@ def test_a_worker_that_would_measure_beside_others_is_seen(tmp_path: Path, job: 
     assert not result.measurements
     said = result.failures["by_hand/inference"].message
     assert said == "the first call of by_hand/inference was to be measured while other workers run"
+
+
+EARLIER = """
+import sys, weakref
+from d5suite.passes.base import Pass
+
+class Earlier(Pass):
+    name = "earlier"
+    disturbs = False
+    schema = {"required": ["alive"], "properties": {"alive": {"type": "integer"}}}
+
+    def take(self, prepared):
+        workload, seen = prepared.workload, sys.__dict__.setdefault("workloads", [])
+        workload.itself = workload  # so that only a collection frees it
+        workload.much = [[] for _ in range(500_000)]  # to make collections slow
+        alive = sum(each() is not None for each in seen)
+        seen.append(weakref.ref(workload))
+        return {"alive": alive}
+"""
+
+
+def test_a_case_begins_without_the_earlier_ones_in_memory(
+    tmp_path: Path, job: dict[str, Any], case: dict[str, Any]
+) -> None:
+    (tmp_path / "earlier.py").write_text(EARLIER)
+    cases = [case | {"name": name} for name in ("first", "second", "third")]
+    passes = {"passes": ["earlier", "time"], "pass_files": {"earlier": str(tmp_path / "earlier.py")}}
+    done = work(tmp_path, job | passes | {"cases": cases}, "--trust")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "hand.result.json").read_text())["measurements"]
+    assert [found[f"{each['name']}/inference"]["passes"]["earlier"]["alive"] for each in cases] == [0, 0, 0]
