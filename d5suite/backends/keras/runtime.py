@@ -20,7 +20,7 @@ from d5suite.levels.device import processor_name
 from d5suite.levels.imports import lean_imports
 
 _OPTIONAL = ("jax", "matplotlib", "sklearn")
-"""Libraries for checkpoints, plots and wrappers; JAX is none if it is Keras's backend."""
+"""Libraries for checkpoints, plots and wrappers. JAX is needed where it is Keras's backend."""
 
 
 def _backend() -> str:
