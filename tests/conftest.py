@@ -140,7 +140,7 @@ def write_recipe(parent: Path, small_onnx: Path) -> Path:
         "    presets={name: Preset(image_size=32, batch_size=4, classes=4, max_time_s=0.05)\n"
         "             for name in ('smoke', 'reduced')})\n"
     )
-    # To start a second loader process takes longer than to decode these images.
+    # Starting a second loader process takes longer than decoding these images.
     (parent / "pytest.ini").write_text("[pytest]\naddopts = --loader-workers 1\n")
     return folder
 

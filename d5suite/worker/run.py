@@ -50,7 +50,7 @@ INHERITED = frozenset(os.environ)
 """Names of the environment variables that this process was started with."""
 
 SLOW_COLLECTION_S = 0.01
-"""Seconds of a garbage collection from which a case's objects are left out of later ones."""
+"""Duration of a garbage collection, in seconds, above which later ones skip what exists."""
 
 
 @dataclass
@@ -279,10 +279,10 @@ def _measure(job: Job, case: CaseJob, workload: Workload, writer: ResultWriter, 
 
 @contextlib.contextmanager
 def _quick_collections() -> Iterator[None]:
-    """Leave what exists out of collections, which surround every sampling, if they are slow.
+    """Let garbage collections within the block skip the objects that exist, if they are slow.
 
-    They are after a framework's late imports: PyTorch imports its compiler with the first
-    optimizer, and a collection took 60 ms more.
+    Every sampling collects garbage first. PyTorch imports its compiler with the first optimizer,
+    and collections then take 60 ms longer.
     """
     start = now()
     gc.collect()
