@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from threading import Lock
 
 import pytest
 
@@ -21,7 +21,8 @@ from d5suite.testing.networks import LIGHT
 from d5suite.testing.test_networks import LIGHTEST
 from tests.conftest import plugin_environment
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mistakes are made in PyTorch")
+TORCH = importlib.util.find_spec("torch") is not None
+needs_torch = pytest.mark.skipif(not TORCH, reason="the mistakes are made in PyTorch")
 
 
 def kit(backend: str, *modules: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
@@ -37,7 +38,7 @@ def kit(backend: str, *modules: str, options: Sequence[str] = ()) -> subprocess.
 
 
 BUILT_IN = ("keras", "jax", "tensorflow", "torch", "mxnet", "deep500")
-"""The slowest first: two kits run at a time, and nothing else beside the last one."""
+"""The slowest first: two run at a time."""
 QUICK = ("-m", "not slow")
 """Options of the kit's short form; the full form takes none."""
 SHORT = ("deep500",)
@@ -48,23 +49,40 @@ FORMS = [
     *(pytest.param(name, QUICK, id=f"{name}-quick", marks=pytest.mark.quick) for name in SHORT),
 ]
 
+PARTIAL = ("-q", *QUICK)
+"""Options of the kit for the backend ``partial``."""
+
 Kits = Callable[..., "subprocess.CompletedProcess[str]"]
+Catching = Callable[..., "tuple[int, str]"]
 
 
 @pytest.fixture(scope="module")
-def kits(request: pytest.FixtureRequest) -> Iterator[Kits]:
-    """Run the kits that the collected tests need, as many at once as there are processors."""
-    wanted: list[tuple[Any, Any]] = [
-        (item.callspec.params["name"], item.callspec.params["form"])
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == "test_a_built_in_adapter_conforms"
-    ]
+def kits(request: pytest.FixtureRequest, catching: Catching) -> Iterator[Kits]:
+    """Run the kits that the collected tests need, as many at once as there are processors.
+
+    The cases that catch mistakes run beside them, one mode after another.
+    """
+    wanted: dict[tuple[str, tuple[str, ...]], None] = {}
+    modes: dict[tuple[str, str], None] = {}
+    for item in request.session.items:
+        test = getattr(item, "originalname", None) if item.path == request.path else None
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if test == "test_a_built_in_adapter_conforms" and not discover()[0][given["name"]].problem():
+            wanted[given["name"], given["form"]] = None
+        elif test == "test_a_run_of_the_whole_kit_wants_every_level_proved" and TORCH:
+            wanted["partial", PARTIAL] = None
+        elif test == "test_the_short_form_catches_a_mistake" and TORCH:
+            modes[_maker(given["mistake"]), given["mistake"]] = None
+        elif test == "test_the_same_backend_without_a_mistake_passes" and TORCH:
+            modes[given["name"], "right"] = None
+
+    def catch() -> None:
+        for backend, mode in modes:
+            catching(backend, mode)
+
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        runs = {
-            (name, form): pool.submit(kit, name, options=form)
-            for name, form in wanted
-            if not discover()[0][name].problem()
-        }
+        pool.submit(catch)
+        runs = {(name, form): pool.submit(kit, name, options=form) for name, form in wanted}
         yield lambda name, form, attempt: runs[name, form].result() if attempt == 1 else kit(name, options=form)
         pool.shutdown(cancel_futures=True)
 
@@ -225,6 +243,11 @@ SINGLE = ("tripled",)
 """Modes of the backend ``single``; the others are modes of ``wrong``."""
 
 
+def _maker(mistake: str) -> str:
+    """Return the backend that makes a mistake."""
+    return "single" if mistake in SINGLE else "wrong"
+
+
 FORKS = """
 import gc, json, os, sys, tempfile
 import numpy, onnx, scipy.stats, torch._dynamo
@@ -246,8 +269,6 @@ for line in sys.stdin:
 """
 """Runs pytest for each line of arguments in a fork, so that PyTorch is imported once for all."""
 
-Catching = Callable[..., "tuple[int, str]"]
-
 
 @pytest.fixture(scope="module")
 def catching() -> Iterator[Catching]:
@@ -255,10 +276,10 @@ def catching() -> Iterator[Catching]:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", FORKS], env=plugin_environment(), stdin=pipe, stdout=pipe) as forks:
         assert forks.stdin is not None and forks.stdout is not None
-        orders, answers = forks.stdin, forks.stdout
+        orders, answers, asking = forks.stdin, forks.stdout, Lock()
 
         @cache
-        def run(backend: str, mode: str, attempt: int = 1) -> tuple[int, str]:
+        def ask(backend: str, mode: str, attempt: int) -> tuple[int, str]:
             ours = [
                 m for m in MISTAKES if mode == m[0] or (mode == "right" and (m[0] in SINGLE) == (backend == "single"))
             ]
@@ -280,6 +301,10 @@ def catching() -> Iterator[Catching]:
             code, output = json.loads(answers.readline())
             return code, output
 
+        def run(backend: str, mode: str, attempt: int = 1) -> tuple[int, str]:
+            with asking:
+                return ask(backend, mode, attempt)
+
         yield run
         orders.close()
 
@@ -296,7 +321,7 @@ def test_the_short_form_catches_a_mistake(
     catching: Catching, mistake: str, case: str, clause: str, attempt: int
 ) -> None:
     """It reports two lines: adapter, clause and figures, then the text of the clause."""
-    name = "single" if mistake in SINGLE else "wrong"
+    name = _maker(mistake)
     code, output = catching(name, mistake, attempt)
     assert code == 1, output[-3000:]
     lines = output.splitlines()
@@ -352,8 +377,8 @@ def test_the_schemes_on_a_wrong_replica_break_their_rules(mode: str) -> None:
 
 @needs_torch
 @pytest.mark.alone
-def test_a_run_of_the_whole_kit_wants_every_level_proved() -> None:
-    done = kit("partial", options=["-q", *QUICK])
+def test_a_run_of_the_whole_kit_wants_every_level_proved(kits: Kits, attempt: int) -> None:
+    done = kits("partial", PARTIAL, attempt)
     assert done.returncode == 1
     assert int(_total(done)[2]) == 0, done.stdout[-3000:]
     for claim in ("gradient", "level 2"):
