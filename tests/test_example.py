@@ -162,11 +162,11 @@ def test_the_backend_of_whole_graphs_is_measured_on_request_and_skips_the_rest(
 @pytest.mark.slow
 def test_the_trainable_example_passes_the_short_form_of_the_kit(trainable: dict[str, str]) -> None:
     """Leave out what takes long to compile: large networks, second precisions, what level 1 proves,
-    and the seed, for which three processes compile a network.
+    the seed, for which three processes compile a network, and the memory of two hundred calls.
 
     tinygrad optimizes no kernels, except where work takes a while: answers count, not times.
     """
-    large = "every_operator or today or light or sharing or larger_batch or LRN or two_hundred or a_seed"
+    large = "every_operator or today or light or sharing or larger_batch or LRN or two_hundred or a_seed or later_calls"
     level1 = "test_backward or every_backward_pass or test_forward and fp64"
     again = "gradients-fp64 or steps-fp64 or forward-fp64 or waits_for and gradients or updates"
     proved = 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -126,6 +127,12 @@ def change_points(
     penalty, p_value : float
         See `PENALTY` and `P_VALUE`.
     """
+    return list(_change_points(tuple(values), effect, penalty, p_value))
+
+
+@lru_cache(maxsize=64)
+def _change_points(values: tuple[float, ...], effect: float, penalty: float, p_value: float) -> list[int]:
+    """Remember the answers: one verdict asks several times about the same runs."""
     from ruptures import Pelt
     from scipy.stats import mannwhitneyu
 

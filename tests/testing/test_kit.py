@@ -53,7 +53,8 @@ PARTIAL = ("-q", *QUICK)
 """Options of the kit for the backend ``partial``."""
 
 Kits = Callable[..., "subprocess.CompletedProcess[str]"]
-Catching = Callable[..., "tuple[int, str]"]
+Forked = Callable[..., "tuple[int, str]"]
+Catching = Callable[[str, str, int], "tuple[int, str]"]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def kits(request: pytest.FixtureRequest, catching: Catching) -> Iterator[Kits]:
 
     def catch() -> None:
         for backend, mode in modes:
-            catching(backend, mode)
+            catching(backend, mode, 1)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         pool.submit(catch)
@@ -271,42 +272,43 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def catching() -> Iterator[Catching]:
-    """Run the cases of the short form that catch the faults of a mode, or with ``right`` of all."""
+def forked() -> Iterator[Forked]:
+    """Run modules of the kit as `kit` does, one at a time, with PyTorch imported once for all."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", FORKS], env=plugin_environment(), stdin=pipe, stdout=pipe) as forks:
         assert forks.stdin is not None and forks.stdout is not None
         orders, answers, asking = forks.stdin, forks.stdout, Lock()
 
-        @cache
-        def ask(backend: str, mode: str, attempt: int) -> tuple[int, str]:
-            ours = [
-                m for m in MISTAKES if mode == m[0] or (mode == "right" and (m[0] in SINGLE) == (backend == "single"))
-            ]
-            files = dict.fromkeys(f"d5suite.testing.{file}" for _, file, *_ in ours)
-            cases = " or ".join(dict.fromkeys(case for _, _, case, _ in ours))
-            arguments = [
-                "-p",
-                "no:cacheprovider",
-                "--pyargs",
-                *files,
-                "--backend",
-                f"{backend}:{mode}",
-                *QUICK,
-                "-k",
-                cases,
-            ]
-            orders.write(json.dumps(arguments).encode() + b"\n")
-            orders.flush()
-            code, output = json.loads(answers.readline())
-            return code, output
-
-        def run(backend: str, mode: str, attempt: int = 1) -> tuple[int, str]:
+        def run(backend: str, *modules: str, options: Sequence[str] = ()) -> tuple[int, str]:
+            files = [f"d5suite.testing.{module}" for module in modules]
             with asking:
-                return ask(backend, mode, attempt)
+                arguments = ["-p", "no:cacheprovider", "--pyargs", *files, "--backend", backend, *options]
+                orders.write(json.dumps(arguments).encode() + b"\n")
+                orders.flush()
+                code, output = json.loads(answers.readline())
+                return code, output
 
         yield run
         orders.close()
+
+
+@pytest.fixture(scope="module")
+def catching(forked: Forked) -> Catching:
+    """Run the cases of the short form that catch a mode's mistake, or with ``right`` of all."""
+    asking = Lock()
+
+    @cache
+    def ask(backend: str, mode: str, attempt: int) -> tuple[int, str]:
+        ours = [m for m in MISTAKES if mode == m[0] or (mode == "right" and (m[0] in SINGLE) == (backend == "single"))]
+        files = dict.fromkeys(file for _, file, *_ in ours)
+        cases = " or ".join(dict.fromkeys(case for _, _, case, _ in ours))
+        return forked(f"{backend}:{mode}", *files, options=(*QUICK, "-k", cases))
+
+    def run(backend: str, mode: str, attempt: int) -> tuple[int, str]:
+        with asking:
+            return ask(backend, mode, attempt)
+
+    return run
 
 
 @needs_torch
@@ -345,13 +347,13 @@ def test_the_same_backend_without_a_mistake_passes(catching: Catching, name: str
 
 @needs_torch
 @pytest.mark.slow
-def test_an_asynchronous_scheme_is_held_to_its_rule() -> None:
+def test_an_asynchronous_scheme_is_held_to_its_rule(forked: Forked) -> None:
     """The right one passes; of the other, ranks take weights that they cannot have yet."""
     for mode, code in (("right", 0), ("hurried", 1)):
-        done = kit(f"wrong:{mode}", "d5suite.testing.test_native", options=["-k", "served"])
-        assert done.returncode == code, done.stdout[-3000:]
+        ended, output = forked(f"wrong:{mode}", "test_native", options=("-k", "served"))
+        assert ended == code, output[-3000:]
         caught = "backend 'wrong' breaks clause 'scheme.meaning' of the contract: served, parameters, sgd"
-        assert (caught in done.stdout) == bool(code)
+        assert (caught in output) == bool(code)
 
 
 BROKEN = {
@@ -365,14 +367,14 @@ BROKEN = {
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", BROKEN)
-def test_the_schemes_on_a_wrong_replica_break_their_rules(mode: str) -> None:
+def test_the_schemes_on_a_wrong_replica_break_their_rules(forked: Forked, mode: str) -> None:
     """All cases pass in the kit of PyTorch, whose replica this is without the mistake."""
-    done = kit(f"wrong:{mode}", "d5suite.testing.test_schemes", options=["-k", " or ".join(BROKEN[mode])])
-    assert done.returncode == 1, done.stdout[-3000:]
-    failed = {line.partition("[")[2].partition("]")[0] for line in done.stdout.splitlines() if "FAILED" in line}
-    assert failed == set(BROKEN[mode]), done.stdout[-3000:]
+    code, output = forked(f"wrong:{mode}", "test_schemes", options=("-k", " or ".join(BROKEN[mode])))
+    assert code == 1, output[-3000:]
+    failed = {line.partition("[")[2].partition("]")[0] for line in output.splitlines() if "FAILED" in line}
+    assert failed == set(BROKEN[mode]), output[-3000:]
     caught = "backend 'wrong' breaks clause 'scheme.meaning' of the contract: weights after step "
-    assert caught in done.stdout, done.stdout[-3000:]
+    assert caught in output, output[-3000:]
 
 
 @needs_torch
